@@ -1,0 +1,77 @@
+"""An entry: one item of a history with its id and time, and its one written form.
+
+The same line stands in the table of entries, in archive files and on the wire::
+
+    {"id":17,"at":"2026-12-01T10:00:00.000Z","item":{…}}
+    {"id":18,"at":"2026-12-01T10:00:00.000Z","reminder":{"generation":1,…},"item":{…}}
+
+so that reading and sending a history is joining bytes. `item` comes last, and nothing before it can contain the
+text `"item":`, so the item's own bytes can be cut out without parsing.
+"""
+
+from datetime import UTC, datetime
+from typing import Final
+
+import msgspec
+
+_ITEM: Final = b',"item":'
+
+
+class Reminder(msgspec.Struct, frozen=True):
+    """Where an item that recapd made itself comes from: provenance beside the item, never inside it."""
+
+    generation: int
+    operation_id: str
+    archived_revision: int
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One item of a history.
+
+    `entry_id` is unique in its session and never used again; `at_ms` is the time of the append in milliseconds
+    since the epoch; `item` is the JSON text of the item as the client sent it, without line breaks.
+    """
+
+    entry_id: int
+    at_ms: int
+    item: bytes
+    reminder: Reminder | None = None
+
+
+class _Head(msgspec.Struct):
+    id: int
+    at: datetime
+    reminder: Reminder | None = None
+
+
+_decode_head = msgspec.json.Decoder(_Head).decode
+_encode = msgspec.json.Encoder().encode
+
+
+def encode_time(at_ms: int) -> str:
+    """RFC 3339 in UTC with milliseconds, the one form in which recapd writes an instant."""
+    seconds, milliseconds = divmod(at_ms, 1000)
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{milliseconds:03d}Z"
+
+
+def encode_entry(entry: Entry) -> bytes:
+    """The entry's line, without the line end."""
+    head = b'{"id":%d,"at":"%b"' % (entry.entry_id, encode_time(entry.at_ms).encode())
+    if entry.reminder is not None:
+        head += b',"reminder":' + _encode(entry.reminder)
+    return b"%b%b%b}" % (head, _ITEM, entry.item)
+
+
+def item_of(line: bytes) -> bytes:
+    """The item's bytes within an entry's line."""
+    return line[line.index(_ITEM) + len(_ITEM) : -1]
+
+
+def decode_entry(line: bytes) -> Entry:
+    """The entry that `line` says.
+
+    Raises:
+        ValueError: the line is not an entry's line.
+    """
+    head = _decode_head(line)
+    return Entry(head.id, round(head.at.timestamp() * 1000), item_of(line), head.reminder)
