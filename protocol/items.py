@@ -42,13 +42,15 @@ class _Head(msgspec.Struct):
     type: Any = None
     role: Any = None
     content: msgspec.Raw = msgspec.Raw(b"null")
+    id: Any = None
     call_id: Any = None
     tool_call_id: Any = None
     tool_calls: Any = None
 
 
-_decode_head = msgspec.json.Decoder(_Head).decode
-_decode_any = msgspec.json.Decoder().decode
+# Numbers out of range (1e999 is valid JSON) are kept as text: nobody reads them.
+_decode_head = msgspec.json.Decoder(_Head, float_hook=str).decode
+_decode_any = msgspec.json.Decoder(float_hook=str).decode
 
 
 def item_facts(item: bytes) -> ItemFacts:
@@ -59,16 +61,19 @@ def item_facts(item: bytes) -> ItemFacts:
     """
     try:
         head = _decode_head(item)
+        kind = head.type if isinstance(head.type, str) else ""
+        if kind == "message" or (head.type is None and isinstance(head.role, str)):
+            return _message_facts(head)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise InvalidItem from error
-    kind = head.type if isinstance(head.type, str) else ""
-    if kind == "message" or (head.type is None and isinstance(head.role, str)):
-        return _message_facts(head)
+        raise InvalidItem(errors=[{"path": "$", "expected": "a JSON object"}]) from error
     if isinstance(head.call_id, str):
         if kind.endswith("_output"):
             return ItemFacts(Role.OTHER, kind, outputs=(head.call_id,))
         if kind.endswith("_call"):
             return ItemFacts(Role.OTHER, kind, calls=(head.call_id,))
+    if kind == "local_shell_call_output" and isinstance(head.id, str):
+        # Its only key in the public API: `id` is the call_id of the call, not an id of its own.
+        return ItemFacts(Role.OTHER, kind, outputs=(head.id,))
     return ItemFacts(Role.OTHER, kind)
 
 
