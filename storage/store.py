@@ -194,6 +194,17 @@ class Query(msgspec.Struct, frozen=True):
     after: tuple[int | str, str] | None = None
 
 
+class StoreHealth(msgspec.Struct, frozen=True):
+    """How the store is doing. Sizes in bytes."""
+
+    writable: bool
+    damaged: bool
+    database_bytes: int
+    log_bytes: int
+    disk_free_bytes: int
+    waiting_changes: int
+
+
 Listener = Callable[[Sequence[Event]], None]
 
 
@@ -356,4 +367,8 @@ class Store(Protocol):
 
     async def operation(self, operation_id: str) -> Operation:
         """Raises OperationUnknown."""
+        ...
+
+    async def health(self) -> StoreHealth:
+        """Whether changes can be made, and the sizes that tell of trouble to come."""
         ...
