@@ -53,11 +53,11 @@ _decode_head = msgspec.json.Decoder(_Head, float_hook=str).decode
 _decode_any = msgspec.json.Decoder(float_hook=str).decode
 
 
-def item_facts(item: bytes) -> ItemFacts:
+def item_facts(item: bytes, path: str = "$") -> ItemFacts:
     """Read the facts of one item, `item` being its JSON text.
 
     Raises:
-        InvalidItem: the bytes are not one JSON object.
+        InvalidItem: the bytes are not one JSON object; the error names it by `path`.
     """
     try:
         head = _decode_head(item)

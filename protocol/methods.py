@@ -1,0 +1,281 @@
+"""The one table of methods: what each takes, gives, needs and may refuse.
+
+Dispatch, the OpenRPC document and the reference are made from it.
+"""
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import msgspec
+
+from recapd.protocol import errors as e
+from recapd.protocol import messages as m
+
+Scope = Literal[
+    "session.read", "history.full", "session.write", "session.compact", "session.delete", "admin"
+]
+SCOPES: Final[tuple[Scope, ...]] = (
+    "session.read",
+    "history.full",
+    "session.write",
+    "session.compact",
+    "session.delete",
+    "admin",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One row. `scope` None: anybody who may connect. `errors` are those beyond what any request may meet.
+
+    `inline`: it neither waits nor reads the disk, so it is answered between two reads of the socket, without a
+    task of its own.
+    """
+
+    name: str
+    params: type[m.Params]
+    result: type[msgspec.Struct]
+    summary: str
+    scope: Scope | None
+    errors: tuple[type[e.RpcError], ...] = ()
+    inline: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Notification:
+    """A message from the server that answers nothing."""
+
+    name: str
+    params: type[msgspec.Struct]
+    summary: str
+
+
+_STORAGE: Final = (e.StorageError, e.StorageFull, e.StorageReadonly)
+_CHANGE: Final = (
+    e.NotFound,
+    e.Conflict,
+    e.OperationIdReused,
+    *_STORAGE,
+    e.OutcomeUnknown,
+)
+_ARCHIVE: Final = (e.RevisionNotFound, e.ArchiveMissing, e.ArchiveCorrupt)
+_ITEMS: Final = (e.InvalidItem, e.ItemTooLarge)
+
+METHODS: Final[dict[str, Method]] = {
+    method.name: method
+    for method in (
+        Method(
+            "protocol.initialize",
+            m.InitializeParams,
+            m.InitializeResult,
+            "Name the client and agree on a protocol version. Optional; the first request or none.",
+            None,
+            (e.UnsupportedProtocol, e.Unauthenticated, e.InvalidRequest),
+            inline=True,
+        ),
+        Method(
+            "protocol.ping",
+            m.Params,
+            m.PingResult,
+            "Answer at once with the server's time. Never waits behind a session.",
+            None,
+            inline=True,
+        ),
+        Method(
+            "rpc.discover",
+            m.Params,
+            msgspec.Struct,
+            "This description of the protocol, as an OpenRPC document.",
+            None,
+            inline=True,
+        ),
+        Method(
+            "server.info",
+            m.Params,
+            m.InfoResult,
+            "What this server is, and its limits.",
+            None,
+            inline=True,
+        ),
+        Method(
+            "server.health",
+            m.Params,
+            m.HealthResult,
+            "How database, disk and queues are doing, with a hint for each warning.",
+            None,
+            _STORAGE,
+        ),
+        Method(
+            "server.shutdown",
+            m.ShutdownParams,
+            m.ShutdownResult,
+            "Stop the server: after what is under way (`drain`), or now. Nothing acknowledged is lost either way.",
+            "admin",
+            inline=True,
+        ),
+        Method(
+            "session.create",
+            m.CreateParams,
+            m.SessionResult,
+            "Make a session, with its first items where there are any.",
+            "session.write",
+            (
+                e.AlreadyExists,
+                e.OperationIdReused,
+                *_ITEMS,
+                *_STORAGE,
+                e.OutcomeUnknown,
+            ),
+            inline=True,
+        ),
+        Method(
+            "session.list",
+            m.ListParams,
+            m.ListResult,
+            "Sessions in order, page by page. The cost does not depend on the size of their histories.",
+            "session.read",
+            (e.CursorInvalid, *_STORAGE),
+        ),
+        Method(
+            "session.get",
+            m.GetParams,
+            m.GetResult,
+            "A session and a page of its history, the present one or an archived revision. A cursor pins its"
+            " revision: a page never mixes two.",
+            "session.read",
+            (e.NotFound, e.CursorInvalid, *_ARCHIVE, *_STORAGE),
+        ),
+        Method(
+            "session.revisions",
+            m.SessionParams,
+            m.RevisionsResult,
+            "The archived revisions, newest first.",
+            "session.read",
+            (e.NotFound, *_STORAGE),
+        ),
+        Method(
+            "session.append",
+            m.AppendParams,
+            m.AppendResult,
+            "Add items to the end of the history, all or none. Answered when they are durable. Line breaks"
+            " between the tokens of an item become spaces; every other byte is kept.",
+            "session.write",
+            (*_CHANGE, e.SessionArchived, *_ITEMS),
+            inline=True,
+        ),
+        Method(
+            "session.compact",
+            m.CompactParams,
+            m.CompactResult,
+            "Archive the history and replace it by instructions, reminders and one new summary.",
+            "session.compact",
+            (
+                *_CHANGE,
+                e.SessionArchived,
+                e.CompactionRunning,
+                e.CompactionFailed,
+                e.Superseded,
+                e.ResultTooLarge,
+                e.NothingToCompact,
+                e.Cancelled,
+            ),
+        ),
+        Method(
+            "session.export",
+            m.ExportParams,
+            m.ExportResult,
+            "A history, or all of them, as text in chunks. `jsonl` is one item a line, exactly as it was sent"
+            " when `redact` is `none`; the other formats also tell ids, times and revisions.",
+            "session.read",
+            (
+                e.NotFound,
+                e.Forbidden,
+                e.CursorInvalid,
+                e.UnsupportedFormat,
+                *_ARCHIVE,
+                *_STORAGE,
+            ),
+        ),
+        Method(
+            "session.update",
+            m.UpdateParams,
+            m.SessionResult,
+            "Change title, cwd, labels or state. What is absent stays, null clears.",
+            "session.write",
+            _CHANGE,
+            inline=True,
+        ),
+        Method(
+            "session.delete",
+            m.DeleteParams,
+            m.DeleteResult,
+            "Remove a session with its entries, events and archives. False when there is none.",
+            "session.delete",
+            (e.Conflict, e.OperationIdReused, *_STORAGE, e.OutcomeUnknown),
+        ),
+        Method(
+            "session.subscribe",
+            m.SubscribeParams,
+            m.SubscribeResult,
+            "Receive the events of one session or of all: first this answer, then what was missed, then live.",
+            "session.read",
+            (e.NotFound, e.Overloaded, *_STORAGE),
+        ),
+        Method(
+            "session.unsubscribe",
+            m.UnsubscribeParams,
+            m.UnsubscribeResult,
+            "End a subscription of this connection.",
+            "session.read",
+            inline=True,
+        ),
+        Method(
+            "session.events",
+            m.EventsParams,
+            m.EventsResult,
+            "Events after `since`; waits up to `wait_ms` for the first.",
+            "session.read",
+            (e.NotFound, *_STORAGE),
+        ),
+        Method(
+            "operation.get",
+            m.OperationGetParams,
+            m.OperationResult,
+            "How an operation ended, also after a restart; waits up to `wait_ms` for its end.",
+            "session.read",
+            (e.NotFound, *_STORAGE),
+        ),
+        Method(
+            "operation.cancel",
+            m.OperationParams,
+            m.CancelResult,
+            "Cancel a running compaction. After its commit: `already_committed`.",
+            "session.compact",
+            (e.NotFound, e.AlreadyCommitted, *_STORAGE),
+        ),
+    )
+}
+
+CANCEL_REQUEST: Final = "$/cancelRequest"
+
+NOTIFICATIONS: Final[tuple[Notification, ...]] = (
+    Notification(
+        "history.replaced",
+        m.HistoryReplaced,
+        "The history was replaced; exactly one for each generation.",
+    ),
+    Notification("history.appended", m.HistoryAppended, "Items were added."),
+    Notification("session.created", m.Event, "The session was made."),
+    Notification("session.updated", m.Event, "Title, cwd, labels or state were changed."),
+    Notification("session.deleted", m.Event, "The session was removed."),
+    Notification("compaction.started", m.Event, "A compaction began."),
+    Notification(
+        "compaction.finished",
+        m.CompactionFinished,
+        "It ended; exactly one for each start, also across a crash.",
+    ),
+    Notification(
+        "compaction.progress", m.CompactionProgress, "How far it is. Not durable, not in the log."
+    ),
+    Notification("server.draining", m.ServerDraining, "The server stops by the deadline."),
+)
