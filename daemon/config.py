@@ -1,0 +1,168 @@
+"""All settings, in one place: defaults < file < environment < flag.
+
+The file is TOML with the names of the fields below; the variable of a field is `RECAPD_` and its name in capitals,
+its flag `--` and its name with hyphens. `RECAPD_HOME` puts configuration, data and socket into one folder.
+"""
+
+import hashlib
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Final, Literal, get_args, get_type_hints
+
+import platformdirs
+
+SOCKET_PATH_BYTES_MAX: Final = 107
+"""What Linux takes in `sun_path`, less the closing NUL (unix(7)); other systems take a little less."""
+
+
+class ConfigError(Exception):
+    """A setting that cannot be used. The text names the setting and where it came from, never its value."""
+
+
+def _setting(default: Any, text: str, *, least: int | None = None) -> Any:
+    return field(default=default, metadata={"text": text, "least": least})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What a daemon runs with; `resolve` makes it. Sizes in bytes, times in seconds where the name says `_s`."""
+
+    data_dir: Path = _setting(Path(), "folder of the store")
+    socket: Path = _setting(Path(), "path of the socket")
+    log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "least level logged")
+    log_format: Literal["text", "json"] = _setting("text", "form of a log line")
+
+    frame_bytes_max: int = _setting(16 << 20, "longest frame, each way", least=1 << 16)
+    batch_max: int = _setting(128, "entries of a batch", least=1)
+    in_flight_max: int = _setting(64, "requests under way on a connection", least=1)
+    depth_max: int = _setting(128, "nesting of arrays and objects", least=8)
+    connections_max: int = _setting(256, "connections at once", least=1)
+    subscriptions_max: int = _setting(256, "subscriptions of a connection", least=1)
+    items_per_append_max: int = _setting(1000, "items of one append", least=1)
+
+    context_limit: int = _setting(20_000, "tokens of a history after compaction", least=1)
+    reminders: Literal["all", "issued"] = _setting(
+        "all", "which reminders are kept: all, or those that recapd made"
+    )
+    summary_characters_max: int = _setting(8_000, "length of an offline summary", least=200)
+    redact_summary_source: bool = _setting(True, "replace secret shapes in what is summarised")
+
+    drain_timeout_s: int = _setting(10, "time for what is under way when stopping", least=0)
+    send_timeout_s: int = _setting(30, "time in which a client must take what was sent", least=1)
+
+    @property
+    def item_bytes_max(self) -> int:
+        """An item fits into a frame together with its envelope, both as sent and as read back."""
+        return self.frame_bytes_max - (1 << 14)
+
+
+_TYPES: Final = get_type_hints(Settings)
+
+
+def settings_fields() -> tuple[Field[Any], ...]:
+    """The fields of Settings, for the flags of the command line and the documents."""
+    return fields(Settings)
+
+
+def resolve(flags: Mapping[str, object], environment: Mapping[str, str] = os.environ) -> Settings:
+    """The settings in force. `flags` by field name; None: not given.
+
+    Raises ConfigError.
+    """
+    given = {name: value for name, value in flags.items() if value is not None}
+    home = environment.get("RECAPD_HOME")
+    file = (
+        Path(home) / "recapd.toml"
+        if home
+        else platformdirs.user_config_path("recapd") / "recapd.toml"
+    )
+    values: dict[str, Any] = {}
+    for source, raw in (
+        (str(file.name), _read_file(file)),
+        ("environment", _read_environment(environment)),
+        ("flag", given),
+    ):
+        for name, value in raw.items():
+            values[name] = _convert(name, value, source)
+    default_data = Path(home) if home else platformdirs.user_state_path("recapd")
+    data = values.setdefault("data_dir", default_data)
+    values["data_dir"] = data = Path(os.path.abspath(data))
+    if "socket" not in values:
+        values["socket"] = _default_socket(
+            data, data == Path(os.path.abspath(default_data)), home, environment
+        )
+    values["socket"] = Path(os.path.abspath(values["socket"]))
+    if len(os.fsencode(values["socket"])) > SOCKET_PATH_BYTES_MAX:
+        raise ConfigError(
+            f"the path of the socket is longer than {SOCKET_PATH_BYTES_MAX} bytes:"
+            " give a shorter one with --socket or RECAPD_SOCKET"
+        )
+    return replace(Settings(), **values)
+
+
+def _default_socket(
+    data: Path, is_default: bool, home: str | None, environment: Mapping[str, str]
+) -> Path:
+    if home and is_default:
+        return data / "rpc.sock"
+    runtime = environment.get("XDG_RUNTIME_DIR")
+    if not runtime:
+        return data / "run" / "rpc.sock"
+    name = (
+        "rpc.sock"
+        if is_default
+        else f"rpc-{hashlib.sha256(os.fsencode(data)).hexdigest()[:16]}.sock"
+    )
+    return Path(runtime) / "recapd" / name
+
+
+def _read_file(path: Path) -> dict[str, object]:
+    try:
+        with path.open("rb") as file:
+            values = tomllib.load(file)
+    except FileNotFoundError:
+        return {}
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path.name} cannot be read: {type(error).__name__}") from error
+    for name in values:
+        if name not in _TYPES:
+            raise ConfigError(f"{path.name}: there is no setting of one of the names in it")
+    return values
+
+
+def _read_environment(environment: Mapping[str, str]) -> dict[str, object]:
+    named = {name: environment.get(f"RECAPD_{name.upper()}") for name in _TYPES}
+    return {name: value for name, value in named.items() if value}
+
+
+def _convert(name: str, value: object, source: str) -> object:
+    kind = _TYPES[name]
+    setting = next(one for one in settings_fields() if one.name == name)
+    problem: str
+    if kind is Path and isinstance(value, str | Path):
+        return Path(value).expanduser()
+    if kind is bool:
+        if isinstance(value, bool):
+            return value
+        if isinstance(value, str) and value.lower() in ("true", "1", "yes", "false", "0", "no"):
+            return value.lower() in ("true", "1", "yes")
+        problem = "true or false"
+    elif kind is int:
+        least = setting.metadata["least"]
+        try:
+            number = (
+                int(value) if isinstance(value, int | str) and not isinstance(value, bool) else None
+            )
+        except ValueError:
+            number = None
+        if number is not None and number >= least:
+            return number
+        problem = f"a whole number of {least} or more"
+    elif value in get_args(kind):
+        return value
+    else:
+        problem = " or ".join(map(str, get_args(kind))) or "a path"
+    raise ConfigError(f"{name} ({source}) must be {problem}")
