@@ -1,18 +1,19 @@
 """What an item is: the few facts that recapd reads from an item's bytes.
 
-An *item* is one input or output item of the OpenAI Responses API, or one Chat Completions message: any JSON
-object. Its bytes are kept as the client sent them; only what is named here is ever looked at. A member that
-occurs twice counts with its last value, as in most JSON readers.
+An *item* is one input or output item of the OpenAI Responses API, or one Chat Completions message:
+any JSON object. Its bytes are kept as the client sent them; only what is named here is ever looked
+at. A member that occurs twice counts with its last value, as in most JSON readers.
 """
 
 from enum import Enum
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 
 from recapd.protocol.errors import InvalidItem
 
 REMINDER_TAG = "<system-reminder>"
+REMINDER_END = "</system-reminder>"
 
 
 class Role(Enum):
@@ -24,12 +25,12 @@ class Role(Enum):
     OTHER = "other"  # assistant messages, calls, outputs, reasoning, unknown types
 
 
-class ItemFacts(msgspec.Struct, frozen=True):
+class ItemFacts(msgspec.Struct, frozen=True, gc=False):
     """What compaction and append need to know of an item.
 
-    `calls` are the ids of the calls that the item makes, `outputs` those that it answers: one at most in a
-    Responses item, several in a Chat Completions message with `tool_calls`. Server-side calls, which carry their
-    result in themselves and have no `call_id`, are neither.
+    `calls` are the ids of the calls that the item makes, `outputs` those that it answers: one at
+    most in a Responses item, several in a Chat Completions message with `tool_calls`. Server-side
+    calls, which carry their result in themselves and have no `call_id`, are neither.
     """
 
     role: Role
@@ -90,21 +91,29 @@ def _message_facts(head: _Head) -> ItemFacts:
             return ItemFacts(Role.OTHER, "message", calls=_chat_calls(head.tool_calls))
 
 
+def is_object(value: Any) -> TypeGuard[dict[str, Any]]:
+    """Whether a decoded JSON value is an object."""
+    return isinstance(value, dict)
+
+
+def is_array(value: Any) -> TypeGuard[list[Any]]:
+    """Whether a decoded JSON value is an array."""
+    return isinstance(value, list)
+
+
 def _chat_calls(tool_calls: Any) -> tuple[str, ...]:
-    if not isinstance(tool_calls, list):
+    if not is_array(tool_calls):
         return ()
-    calls: list[Any] = tool_calls
-    ids = [call.get("id") for call in calls if isinstance(call, dict)]
+    ids = [call.get("id") for call in tool_calls if is_object(call)]
     return tuple(call_id for call_id in ids if isinstance(call_id, str))
 
 
 def first_text(content: bytes) -> str:
     """The text of a message's first content part; empty when that part is not text."""
     value = _decode_any(content)
-    if isinstance(value, list) and value:
-        parts: list[Any] = value
-        value = parts[0]
-        if isinstance(value, dict) and value.get("type") in ("input_text", "text"):
+    if is_array(value) and value:
+        value = value[0]
+        if is_object(value) and value.get("type") in ("input_text", "text"):
             value = value.get("text")
     return value if isinstance(value, str) else ""
 
@@ -112,7 +121,8 @@ def first_text(content: bytes) -> str:
 def one_line(item: bytes) -> bytes:
     """The item without line breaks, so that it is one line in archives, exports and frames.
 
-    A raw line break in valid JSON is white space between tokens (RFC 8259 §2 and §7), so a space says the same.
+    A raw line break in valid JSON is white space between tokens (RFC 8259 §2 and §7), so a space
+    says the same.
     """
     if b"\n" in item or b"\r" in item:
         return item.replace(b"\n", b" ").replace(b"\r", b" ")

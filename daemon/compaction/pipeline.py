@@ -1,0 +1,207 @@
+"""Compaction, from a history to the one that replaces it (PROTOCOL.md §5); nothing is stored here.
+
+::
+
+    history ─ divide ─► Partition ─ prepare: summarise, check ─► Plan ─ build ─► new history
+
+`divide` and `prepare` take their time and change nothing, so a cancel leaves nothing behind.
+`build` is instant and the first to need an id: a session's actor calls it when it commits.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import anyio.lowlevel
+import anyio.to_thread
+
+from recapd.daemon.compaction.partition import Partition, Reminders, partition
+from recapd.daemon.compaction.reminder import reminder_item
+from recapd.daemon.compaction.summarise import (
+    SUMMARY_CHARACTERS_MAX,
+    Source,
+    Summariser,
+    accept,
+)
+from recapd.daemon.compaction.tokens import TokenCount, count_tokens_of
+from recapd.protocol.errors import ResultTooLarge
+from recapd.protocol.items import ItemFacts, item_facts
+from recapd.storage.entry import Entry, Reminder
+
+SLICE_BYTES = 1_000_000
+"""Of items looked at before the event loop gets its turn, which takes about a millisecond."""
+
+ENTRY_BYTES = 2_000
+"""What looking at an item costs however short it is, in bytes of a long one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How to compact."""
+
+    context_limit: int = 20_000  # tokens of the new history
+    keep_recent_tokens: int = 0  # for the latest groups, beside unanswered calls
+    reminders: Reminders = "all"
+    summary_characters_max: int = SUMMARY_CHARACTERS_MAX
+
+
+class Progress(Protocol):
+    """Is told how far a stage is: `partition` in entries, `summarise` and `check` 0 or 1 of 1."""
+
+    def __call__(self, stage: str, done: int, total: int) -> None: ...
+
+
+def _tell_nobody(stage: str, done: int, total: int) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A compaction that only lacks an id and a time."""
+
+    parts: Partition
+    summary: str
+    quality: str
+    tokens_after: TokenCount  # of what `build` makes, without `carried`
+
+    def build(
+        self,
+        entry_id: int,
+        at_ms: int,
+        provenance: Reminder | None,
+        carried: Sequence[Entry] = (),
+    ) -> list[Entry]:
+        """The new history; `carried` is what was appended since the history was divided.
+
+        `provenance` goes beside the new reminder, and the revision it names into its text; None
+        where nothing was archived. Should that revision have more digits than the one that
+        `prepare` was told, `tokens_after` may be one short.
+        """
+        archived_revision = provenance.archived_revision if provenance else None
+        item = reminder_item(self.summary, archived_revision)
+        return [
+            *self.parts.instructions,
+            *self.parts.reminders,
+            Entry(entry_id, at_ms, item, provenance),
+            *self.parts.tail,
+            *carried,
+        ]
+
+
+async def divide(
+    history: Sequence[Entry],
+    settings: Settings = Settings(),
+    progress: Progress = _tell_nobody,
+) -> Partition:
+    """Divide any history, an empty one too, without holding up the event loop.
+
+    Raises:
+        InvalidItem: an item is not a JSON object.
+    """
+    facts: list[ItemFacts] = []
+    for start, stop in _slices(history):
+        progress("partition", start, len(history))
+        facts += [item_facts(history[position].item) for position in range(start, stop)]
+        await anyio.lowlevel.checkpoint()
+    divided = await anyio.to_thread.run_sync(
+        partial(
+            partition,
+            history,
+            facts,
+            keep_recent_tokens=settings.keep_recent_tokens,
+            reminders=settings.reminders,
+        )
+    )
+    progress("partition", len(history), len(history))
+    return divided
+
+
+async def prepare(
+    parts: Partition,
+    *,
+    summarise: Summariser,
+    settings: Settings = Settings(),
+    archived_revision: int | None = None,
+    progress: Progress = _tell_nobody,
+) -> Plan:
+    """Summarise the body, and check the size of the result by the exact count of tokens.
+
+    `archived_revision` is the one that the reminder's text is going to name, as far as known.
+
+    Raises:
+        CompactionFailed: the summariser has none (its own stage), or not one to keep (`accept`).
+        ResultTooLarge: more than `context_limit` tokens; `data` has the `parts` they come from.
+    """
+    source = Source(
+        parts.instructions, parts.reminders, parts.body, settings.summary_characters_max
+    )
+    progress("summarise", 0, 1)
+    summary = accept(await summarise(source))
+    progress("summarise", 1, 1)
+    progress("check", 0, 1)
+    tokens_after = await _check(parts, reminder_item(summary, archived_revision), settings)
+    progress("check", 1, 1)
+    return Plan(parts, summary, summarise.quality, tokens_after)
+
+
+async def compact_entries(
+    history: Sequence[Entry],
+    *,
+    allocator: Callable[[], int],
+    summarise: Summariser,
+    settings: Settings = Settings(),
+    provenance: Reminder | None = None,
+    now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    progress: Progress = _tell_nobody,
+) -> list[Entry]:
+    """The history that replaces `history`, which may be any, an empty one too.
+
+    Nothing is persisted or archived. `allocator` gives the id of the new reminder; it is called
+    once, when all else has succeeded, and not at all on an error or a cancel. Entries that are kept
+    are the same entries: ids, times, bytes, provenance.
+
+    Raises:
+        InvalidItem: an item is not a JSON object.
+        CompactionFailed: there is no summary.
+        ResultTooLarge: the result would have more than `context_limit` tokens.
+    """
+    parts = await divide(history, settings, progress)
+    plan = await prepare(
+        parts,
+        summarise=summarise,
+        settings=settings,
+        archived_revision=provenance.archived_revision if provenance else None,
+        progress=progress,
+    )
+    return plan.build(allocator(), now_ms(), provenance)
+
+
+async def _check(parts: Partition, reminder: bytes, settings: Settings) -> TokenCount:
+    items = {
+        "instructions": [entry.item for entry in parts.instructions],
+        "reminders": [entry.item for entry in parts.reminders],
+        "summary": [reminder],
+        "tail": [entry.item for entry in parts.tail],
+    }
+    total = await count_tokens_of([item for part in items.values() for item in part])
+    if total.count > settings.context_limit:
+        error = ResultTooLarge(tokens=total.count, context_limit=settings.context_limit)
+        error.data["parts"] = {
+            part: (await count_tokens_of(its_items)).count for part, its_items in items.items()
+        }
+        raise error
+    return total
+
+
+def _slices(history: Sequence[Entry]) -> Iterator[tuple[int, int]]:
+    """Start and stop of spans of about `SLICE_BYTES`."""
+    start = work = 0
+    for position, entry in enumerate(history):
+        work += ENTRY_BYTES + len(entry.item)
+        if work >= SLICE_BYTES:
+            yield start, position + 1
+            start, work = position + 1, 0
+    if start < len(history):
+        yield start, len(history)
