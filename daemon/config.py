@@ -50,7 +50,7 @@ class Settings:
     summary_characters_max: int = _setting(8_000, "length of an offline summary", least=200)
     redact_summary_source: bool = _setting(True, "replace secret shapes in what is summarised")
 
-    drain_timeout_s: int = _setting(10, "time for what is under way when stopping", least=0)
+    drain_timeout_s: int = _setting(3, "time for what is under way when stopping", least=0)
     send_timeout_s: int = _setting(30, "time in which a client must take what was sent", least=1)
 
     @property

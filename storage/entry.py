@@ -10,10 +10,12 @@ text `"item":`, so the item's own bytes can be cut out without parsing.
 """
 
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Final
 
 import msgspec
 
+_REMINDER: Final = b',"reminder":'
 _ITEM: Final = b',"item":'
 
 
@@ -38,27 +40,31 @@ class Entry(msgspec.Struct, frozen=True):
     reminder: Reminder | None = None
 
 
-class _Head(msgspec.Struct):
-    id: int
-    at: datetime
-    reminder: Reminder | None = None
-
-
-_decode_head = msgspec.json.Decoder(_Head).decode
+_decode_reminder = msgspec.json.Decoder(Reminder).decode
 _encode = msgspec.json.Encoder().encode
+
+
+@lru_cache(maxsize=1024)  # a history has many entries of the same second
+def _write_second(seconds: int) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}"
+
+
+@lru_cache(maxsize=1024)
+def _read_second(text: bytes) -> int:
+    return int(datetime.fromisoformat(text.decode() + "Z").timestamp())
 
 
 def encode_time(at_ms: int) -> str:
     """RFC 3339 in UTC with milliseconds, the one form in which recapd writes an instant."""
     seconds, milliseconds = divmod(at_ms, 1000)
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{milliseconds:03d}Z"
+    return f"{_write_second(seconds)}.{milliseconds:03d}Z"
 
 
 def encode_entry(entry: Entry) -> bytes:
     """The entry's line, without the line end."""
     head = b'{"id":%d,"at":"%b"' % (entry.entry_id, encode_time(entry.at_ms).encode())
     if entry.reminder is not None:
-        head += b',"reminder":' + _encode(entry.reminder)
+        head += _REMINDER + _encode(entry.reminder)
     return b"%b%b%b}" % (head, _ITEM, entry.item)
 
 
@@ -73,5 +79,12 @@ def decode_entry(line: bytes) -> Entry:
     Raises:
         ValueError: the line is not an entry's line.
     """
-    head = _decode_head(line)
-    return Entry(head.id, round(head.at.timestamp() * 1000), item_of(line), head.reminder)
+    comma = line.index(b",")
+    item = line.index(_ITEM)
+    head = line[comma:item]
+    if not line.startswith(b'{"id":') or not head.startswith(b',"at":"') or not line.endswith(b"}"):
+        raise ValueError("not an entry")
+    at_ms = 1000 * _read_second(head[7:26]) + int(head[27:30])
+    provenance = head[32:]
+    reminder = _decode_reminder(provenance[len(_REMINDER) :]) if provenance else None
+    return Entry(int(line[6:comma]), at_ms, line[item + len(_ITEM) : -1], reminder)

@@ -70,7 +70,11 @@ class Superseded(StoreError):
 
 
 class RevisionUnknown(StoreError):
-    """The session has no archived revision of that number."""
+    """The session has no archived revision of that number, or of the generation that was asked for."""
+
+    def __init__(self, revision: int | None = None) -> None:
+        super().__init__(f"revision {revision}")
+        self.revision = revision
 
 
 class ArchiveMissing(StoreError):

@@ -46,16 +46,31 @@ class Pending(Generic[T]):
         else:
             self._callbacks.append(callback)
 
+    def forward(self, other: "Pending[T]") -> None:
+        """Give `other` the same outcome."""
+
+        def settle(done: "Pending[T]") -> None:
+            if done._error is not None:
+                other.reject(done._error)
+            else:
+                other.resolve(done.result())
+
+        self.on_done(settle)
+
     def result(self) -> T:
         """The result of a done change; raises its error."""
         if self._error is not None:
             raise self._error
         return self._value  # type: ignore[return-value]  # done and no error: resolve() was called with a T
 
-    async def wait(self) -> T:
-        """Wait for the outcome; raises its error."""
+    async def settled(self) -> None:
+        """Wait until there is an outcome, whichever."""
         if not self.done:
             event = anyio.Event()
             self.on_done(lambda _: event.set())
             await event.wait()
+
+    async def wait(self) -> T:
+        """Wait for the outcome; raises its error."""
+        await self.settled()
         return self.result()

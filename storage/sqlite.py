@@ -741,7 +741,7 @@ def _live_page(
                 (row.key, revision, generation),
             ).fetchone()
             if found is None:
-                raise RevisionUnknown
+                raise RevisionUnknown(revision)
             return row.session(), _revision_of(found)
         total = min(row.entries, span.total if span.total is not None else row.entries)
         indexes = span.indexes(total)

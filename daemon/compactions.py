@@ -1,0 +1,323 @@
+"""Running compactions: beside the session's actor until the commit, within it from there on.
+
+begin (in the actor) → read, divide, summarise, check (nothing held, appends go on, cancellable) → commit (in the
+actor, not cancellable): archive, then one transaction. DESIGN.md §1 has the order; `storage/` does the syncing.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import anyio
+import msgspec
+from anyio.abc import TaskGroup
+
+from recapd.daemon.actor import Actors
+from recapd.daemon.compaction import pipeline
+from recapd.daemon.compaction.summarise import Summariser
+from recapd.daemon.dispatch import rpc_error
+from recapd.daemon.subscriptions import Subscriptions
+from recapd.daemon.wire import wire_session, wire_tokens
+from recapd.protocol.errors import Cancelled, NothingToCompact, RpcError, Superseded
+from recapd.protocol.items import item_facts
+from recapd.protocol.messages import ArchiveInfo, CompactResult
+from recapd.storage.entry import Entry, Reminder, decode_entry
+from recapd.storage.errors import OutcomeUnknown, StorageError, StoreError
+from recapd.storage.pending import Pending
+from recapd.storage.store import (
+    Expect,
+    Operation,
+    Receipt,
+    Replacement,
+    Replayed,
+    Revision,
+    Session,
+    Status,
+    Store,
+    Tokens,
+)
+
+logger = logging.getLogger("recapd.compaction")
+
+_PROGRESS_INTERVAL_S: Final = 0.1  # PROTOCOL.md §4: at most ten a second
+_END_TIMEOUT_S: Final = 10.0
+
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(slots=True, eq=False)
+class Compaction:
+    """One compaction that was asked for. `begun` settles first, `ended` when the operation has an outcome.
+
+    `ended` has the result as JSON, or the error.
+    """
+
+    operation_id: str
+    session_id: str
+    summarise: Summariser
+    settings: pipeline.Settings
+    force: bool
+    begun: "Pending[Session | Replayed]"
+    ended: "Pending[bytes]" = field(default_factory=lambda: Pending[bytes]())
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    committing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Unsettled:
+    """How an operation ended that the store could not be told."""
+
+    operation_id: str
+    status: Status
+    outcome: bytes
+    members: dict[str, object]
+
+
+class Compactions:
+    """All compactions of the process, each in a task of `tasks`."""
+
+    def __init__(
+        self,
+        store: Store,
+        actors: Actors,
+        subscriptions: Subscriptions,
+        tasks: TaskGroup,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._store = store
+        self._actors = actors
+        self._subscriptions = subscriptions
+        self._tasks = tasks
+        self._now_ms = now_ms
+        self._running: dict[str, Compaction] = {}
+        self._unsettled: dict[str, Unsettled] = {}
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def start(
+        self,
+        session_id: str,
+        receipt: Receipt,
+        expect: Expect,
+        *,
+        summarise: Summariser,
+        settings: pipeline.Settings,
+        force: bool,
+    ) -> Compaction:
+        """Hand over the beginning. The compaction then goes on by itself, whoever waits for it or does not."""
+        unsettled = self._unsettled.pop(session_id, None)
+        if unsettled is not None:
+            self._end(session_id, unsettled)
+        compaction = Compaction(
+            receipt.operation_id,
+            session_id,
+            summarise,
+            settings,
+            force,
+            self._actors.begin(session_id, receipt, expect),
+        )
+        compaction.begun.on_done(lambda begun: self._launch(compaction, begun))
+        return compaction
+
+    def find(self, operation_id: str) -> Compaction | None:
+        """The compaction of that id, while it runs in this process."""
+        return self._running.get(operation_id)
+
+    def cancel_all(self) -> None:
+        """Cancel those that have not reached their commit."""
+        for compaction in self._running.values():
+            compaction.scope.cancel()
+
+    def _launch(self, compaction: Compaction, begun: "Pending[Session | Replayed]") -> None:
+        try:
+            session = begun.result()
+        except StoreError:
+            return
+        if not isinstance(session, Replayed):
+            self._running[compaction.operation_id] = compaction
+            self._tasks.start_soon(self._run, compaction, session)
+
+    async def _run(self, compaction: Compaction, session: Session) -> None:
+        failure: RpcError = Cancelled()
+        try:
+            with compaction.scope:
+                result = await self._compact(compaction, session)
+                self._running.pop(compaction.operation_id)
+                compaction.ended.resolve(result)
+                return
+        except Exception as error:
+            failure = rpc_error(error)
+        status: Status = "failed"
+        if isinstance(failure, Cancelled):
+            status = "cancelled"
+        elif isinstance(failure, NothingToCompact):
+            status = "skipped"
+        unsettled = Unsettled(
+            compaction.operation_id,
+            status,
+            _encode(failure.to_wire()),
+            {"reason": failure.reason},
+        )
+        # Also when the process stops: one `finished` for each `started`.
+        with anyio.CancelScope(shield=True), anyio.move_on_after(_END_TIMEOUT_S):
+            await self._end(compaction.session_id, unsettled).settled()
+        self._running.pop(compaction.operation_id)
+        compaction.ended.reject(failure)
+
+    def _end(self, session_id: str, unsettled: Unsettled) -> "Pending[Operation]":
+        """Tell the store how an operation ended; what it cannot take is told again before the next begin."""
+
+        def done(ended: "Pending[Operation]") -> None:
+            try:
+                ended.result()
+            except StorageError:
+                self._unsettled[session_id] = unsettled
+            except StoreError:
+                pass  # the session is gone, and the operation ended with it
+
+        pending = self._store.end(
+            unsettled.operation_id, unsettled.status, unsettled.outcome, unsettled.members
+        )
+        pending.on_done(done)
+        return pending
+
+    async def _compact(self, compaction: Compaction, session: Session) -> bytes:
+        last_told_s = 0.0
+
+        def progress(stage: str, done: int, total: int) -> None:
+            nonlocal last_told_s
+            now_s = anyio.current_time()
+            if now_s - last_told_s >= _PROGRESS_INTERVAL_S:
+                last_told_s = now_s
+                self._subscriptions.progress(
+                    compaction.session_id, compaction.operation_id, stage, done, total
+                )
+
+        history = await self._entries(session, 0)
+        parts = await pipeline.divide(history, compaction.settings, progress)
+        if parts.nothing_to_summarise and not compaction.force:
+            raise NothingToCompact
+        plan = await pipeline.prepare(
+            parts,
+            summarise=compaction.summarise,
+            settings=compaction.settings,
+            archived_revision=session.revision,
+            progress=progress,
+        )
+        async with self._actors.exclusive(compaction.session_id):
+            # From here on it is decided whether it happens, and a cancel comes too late.
+            with anyio.CancelScope(shield=True):
+                compaction.committing = True
+                return await self._commit(compaction, session, plan)
+
+    async def _commit(self, compaction: Compaction, begun: Session, plan: pipeline.Plan) -> bytes:
+        store = self._store
+        present = await store.session(compaction.session_id)
+        if present.generation != begun.generation or present.running != compaction.operation_id:
+            raise Superseded
+        carried: list[Entry] = []
+        if present.entries > begun.entries:
+            carried = await self._entries(present, begun.entries)
+        archive = await store.archive(present, "compaction", compaction.operation_id)
+        entry_id = present.next_entry_id
+        history = plan.build(
+            entry_id,
+            self._now_ms(),
+            Reminder(present.generation + 1, compaction.operation_id, present.revision),
+            carried,
+        )
+        kept = [entry.entry_id for entry in history if entry.entry_id != entry_id]
+        tokens_after = Tokens(
+            plan.tokens_after.count if plan.tokens_after.exact else 0,
+            (0 if plan.tokens_after.exact else plan.tokens_after.count)
+            + present.tokens.estimated
+            - begun.tokens.estimated,
+        )
+        change = Replacement(
+            compaction.operation_id,
+            archive,
+            history,
+            [call for entry in history for call in item_facts(entry.item).calls],
+            entry_id + 1,
+            tokens_after,
+            {
+                "tokens_before": wire_tokens(present.tokens),
+                "tokens_after": wire_tokens(tokens_after),
+                "retained_entry_ids": kept,
+                "reminder_entry_id": entry_id,
+                "carried_over": len(carried),
+            },
+        )
+        outcome = b""
+
+        def render(session: Session) -> bytes:
+            nonlocal outcome
+            outcome = _encode(
+                _result(compaction, plan, session, present, archive, entry_id, len(carried))
+            )
+            return outcome
+
+        try:
+            await store.replace(compaction.session_id, change, render=render).wait()
+        except OutcomeUnknown:
+            raise  # the row may be there, so the file must stay
+        except StoreError:
+            await store.discard_archive(compaction.session_id, archive.revision)
+            raise
+        logger.info(
+            "compacted: %d entries to %d, generation %d",
+            present.entries,
+            len(history),
+            present.generation + 1,
+        )
+        return outcome
+
+    async def _entries(self, session: Session, start: int) -> list[Entry]:
+        """The entries from index `start` on, of the history as `session` knows it."""
+        entries: list[Entry] = []
+        next_index: int | None = start
+        while next_index is not None and next_index < session.entries:
+            page = await self._store.page(
+                session.session_id,
+                generation=session.generation,
+                start=next_index,
+                total=session.entries,
+                limit=_PAGE_ENTRIES,
+                bytes_max=_PAGE_BYTES,
+            )
+            entries += map(decode_entry, page.entries)
+            next_index = page.next_index
+        return entries
+
+
+_PAGE_ENTRIES: Final = 2_000  # decoded in about 3 ms, so the event loop goes on between pages
+_PAGE_BYTES: Final = 4 << 20
+
+
+def _result(
+    compaction: Compaction,
+    plan: pipeline.Plan,
+    session: Session,
+    before: Session,
+    archive: Revision,
+    reminder_entry_id: int,
+    carried_over: int,
+) -> CompactResult:
+    return CompactResult(
+        compaction.operation_id,
+        "completed",
+        wire_session(session),
+        archived_revision=archive.revision,
+        archive=ArchiveInfo(archive.sha256, archive.bytes, archive.entries),
+        entries_before=before.entries,
+        entries_after=session.entries,
+        tokens_before=wire_tokens(before.tokens),
+        tokens_after=wire_tokens(session.tokens),
+        carried_over=carried_over,
+        reminder_entry_id=reminder_entry_id,
+        quality=plan.quality,
+        attempts=1,
+        redactions={},
+    )

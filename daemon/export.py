@@ -1,0 +1,262 @@
+"""Exports: histories as text, pulled in chunks.
+
+An export is a row of pieces: for each history a head, one piece for each entry, and a foot. A chunk is cut out of
+that row by bytes, so that any history goes through in pieces of any size, and a cursor is a place in it. The
+histories of an export are those that were there at its first chunk.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Final, get_args
+
+import msgspec
+
+from recapd.daemon import cursors
+from recapd.daemon.compaction.transcript import render
+from recapd.daemon.cursors import CursorInvalid, ExportPosition
+from recapd.daemon.redaction import Redactor
+from recapd.daemon.wire import wire_revision, wire_session
+from recapd.protocol.errors import UnsupportedFormat
+from recapd.protocol.messages import (
+    ExportParams,
+    ExportResult,
+    Format,
+    Manifest,
+    ManifestRevision,
+    Redaction,
+)
+from recapd.storage.entry import Entry, decode_entry, encode_entry, encode_time, item_of
+from recapd.storage.errors import RevisionUnknown
+from recapd.storage.store import Revision, Session, Store
+
+_CHUNK_BYTES: Final = 1 << 20
+_CHUNK_BYTES_MAX: Final = 2 << 20  # escaped as a JSON string it is at most six times as long
+_PAGE_ENTRIES: Final = 500
+
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class _History:
+    """One history of the export; `archived` is None for the one that was present when it began."""
+
+    revision: int
+    generation: int
+    entries: int
+    archived: Revision | None
+
+
+async def export_chunk(store: Store, params: ExportParams) -> ExportResult:
+    """One chunk, as `params` ask for it.
+
+    Raises UnsupportedFormat, CursorInvalid, and what `Store.page` raises.
+    """
+    if params.format not in get_args(Format):
+        raise UnsupportedFormat(supported=get_args(Format))
+    position = cursors.decode(params.cursor, ExportPosition)
+    session = await store.session(params.session_id)
+    if position is None:
+        position = ExportPosition(
+            params.session_id,
+            params.format,
+            params.redact,
+            params.revision,
+            session.revision,
+            session.generation,
+            session.entries,
+            *(0, 0, 0, 0),
+            {},
+        )
+    elif (position.session_id, position.format, position.redact, position.scope) != (
+        params.session_id,
+        params.format,
+        params.redact,
+        params.revision,
+    ):
+        raise CursorInvalid
+    histories = await _histories(store, position)
+    chunk = _Chunk(store, session, histories, position, params.max_bytes or _CHUNK_BYTES)
+    await chunk.fill()
+    return chunk.result()
+
+
+async def _histories(store: Store, position: ExportPosition) -> list[_History]:
+    """Oldest first."""
+    present = _History(position.revision, position.generation, position.total, None)
+    if position.scope == "current" or position.scope == position.revision:
+        return [present]
+    archived = [
+        _History(one.revision, one.generation, one.entries, one)
+        for one in reversed(await store.revisions(position.session_id))
+        if one.generation < position.generation
+    ]
+    if position.scope == "all":
+        return [*archived, present]
+    wanted = [history for history in archived if history.revision == position.scope]
+    if not wanted:
+        raise RevisionUnknown(position.scope)
+    return wanted
+
+
+class _Chunk:
+    """A chunk while it is being filled."""
+
+    def __init__(
+        self,
+        store: Store,
+        session: Session,
+        histories: list[_History],
+        position: ExportPosition,
+        bytes_max: int,
+    ) -> None:
+        self._store = store
+        self._session = session
+        self._histories = histories
+        self._start = position
+        self._history = position.history
+        self._piece = position.piece
+        self._offset = position.offset
+        self._room = min(bytes_max, _CHUNK_BYTES_MAX)
+        self._parts: list[bytes] = []
+        self._redactor = Redactor(position.counts)
+        self._format: Format = position.format
+
+    async def fill(self) -> None:
+        while self._room > 0 and self._history < len(self._histories):
+            history = self._histories[self._history]
+            if self._piece == 0:
+                self._put(self._head(history))
+            elif self._piece <= history.entries:
+                await self._put_entries(history)
+            else:
+                self._put(self._foot(history))
+                if self._piece == history.entries + 2:
+                    self._history += 1
+                    self._piece = 0
+
+    def result(self) -> ExportResult:
+        chunk = b"".join(self._parts)
+        sent = self._start.bytes + len(chunk)
+        if self._history < len(self._histories):
+            following = msgspec.structs.replace(
+                self._start,
+                history=self._history,
+                piece=self._piece,
+                offset=self._offset,
+                bytes=sent,
+                counts=dict(self._redactor.counts),
+            )
+            return ExportResult(chunk.decode(), cursors.encode(following), False)
+        manifest = Manifest(
+            self._start.session_id,
+            self._format,
+            [
+                ManifestRevision(one.revision, one.archived is None, one.entries)
+                for one in self._histories
+            ],
+            sent,
+            Redaction(self._start.redact, dict(self._redactor.counts)),
+        )
+        return ExportResult(chunk.decode(), None, True, manifest)
+
+    async def _put_entries(self, history: _History) -> None:
+        page = await self._store.page(
+            self._start.session_id,
+            generation=history.generation,
+            start=self._piece - 1,
+            total=history.entries,
+            limit=_PAGE_ENTRIES,
+            bytes_max=self._room,
+        )
+        for line in page.entries:
+            if self._room <= 0:
+                return
+            counts = self._redactor.counts.copy()
+            if not self._put(self._entry(line, last=self._piece == history.entries)):
+                self._redactor.counts = (
+                    counts  # the rest of this piece is made again by the next chunk
+                )
+
+    def _put(self, piece: bytes) -> bool:
+        """Take as much of the piece as there is room for; whether that was all that was left of it."""
+        rest = piece[self._offset :]
+        taken = rest[: self._room]
+        if len(taken) < len(rest):
+            # Never within a character: a chunk is text. One character at least, for a chunk to end.
+            end = len(taken)
+            while end > 0 and rest[end] & 0xC0 == 0x80:
+                end -= 1
+            while end == 0 or (end < len(rest) and rest[end] & 0xC0 == 0x80):
+                end += 1
+            taken = rest[:end]
+        self._parts.append(taken)
+        self._room -= len(taken)
+        if len(taken) < len(rest):
+            self._offset += len(taken)
+            self._room = 0
+            return False
+        self._offset = 0
+        self._piece += 1
+        return True
+
+    # The pieces.
+
+    def _head(self, history: _History) -> bytes:
+        match self._format:
+            case "jsonl":
+                return b""
+            case "json":
+                opening = b""
+                if self._history == 0:
+                    about = _encode(wire_session(self._session))
+                    opening = b'{"session":%b,"histories":[' % self._redact(about)
+                told: dict[str, object] = {"revision": history.revision}
+                if history.archived is not None:
+                    told["archive"] = wire_revision(history.archived)
+                return b'%b%b,"entries":[' % (opening, _encode(told)[:-1])
+            case "markdown":
+                title = self._redactor_text(self._session.title or self._session.session_id)
+                kind = "present" if history.archived is None else "archived"
+                return (
+                    f"# {' '.join(title.split())}\n\n"
+                    f"Revision {history.revision} ({kind}), {history.entries} entries.\n\n"
+                ).encode()
+
+    def _foot(self, history: _History) -> bytes:
+        last = self._history == len(self._histories) - 1
+        if self._format == "json":
+            return b"]}]}" if last else b"]},"
+        return b""
+
+    def _entry(self, line: bytes, *, last: bool) -> bytes:
+        match self._format:
+            case "jsonl":
+                return self._redact(item_of(line)) + b"\n"
+            case "json":
+                if self._start.redact == "policy":
+                    entry = decode_entry(line)
+                    line = encode_entry(
+                        msgspec.structs.replace(entry, item=self._redact(entry.item))
+                    )
+                return line if last else line + b","
+            case "markdown":
+                return self._markdown(decode_entry(line))
+
+    def _redact(self, item: bytes) -> bytes:
+        return self._redactor.item(item) if self._start.redact == "policy" else item
+
+    def _redactor_text(self, text: str) -> str:
+        return self._redactor.text(text) if self._start.redact == "policy" else text
+
+    def _markdown(self, entry: Entry) -> bytes:
+        """One entry: a mark that a parser can trust, for it says how long the text behind it is, and the text."""
+        text = render(self._redact(entry.item))
+        fence = "`" * max(3, _longest_run(text) + 1)
+        body = f"{fence}text\n{text}\n{fence}"
+        mark = f"<!-- entry {entry.entry_id} at {encode_time(entry.at_ms)}, {len(body.encode())} bytes -->"
+        return f"{mark}\n{body}\n\n".encode()
+
+
+def _longest_run(text: str) -> int:
+    """Of backticks: a fence must be longer than any within (CommonMark 0.31, §4.5)."""
+    return max(map(len, re.findall("`+", text)), default=0)

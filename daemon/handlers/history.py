@@ -1,0 +1,139 @@
+"""`session.get`, `.revisions`, `.export`, `.compact`: histories, present and archived, by the same code."""
+
+import msgspec
+
+from recapd.daemon import cursors
+from recapd.daemon.compaction import pipeline
+from recapd.daemon.compaction.summarise import OfflineSummariser, Summariser, given_summary
+from recapd.daemon.connection import Call
+from recapd.daemon.cursors import CursorInvalid, GetPosition
+from recapd.daemon.export import export_chunk
+from recapd.daemon.handlers.sessions import expect_of, receipt_for, replay
+from recapd.daemon.wire import wire_revision, wire_session
+from recapd.protocol import messages as m
+from recapd.protocol.errors import InvalidParams
+from recapd.storage.errors import RevisionUnknown
+from recapd.storage.store import Receipt, Replayed
+
+_PAGE_BYTES = 1 << 20  # of a page of entries, where the client names no size
+_ENVELOPE_BYTES = 1 << 13  # of an answer, beside the entries
+
+
+async def get(call: Call, params: m.GetParams) -> m.GetResult:
+    store = call.service.store
+    redaction = m.Redaction("none", {})  # who may read the whole history gets back what was written
+    if params.view == "info":
+        session = await store.session(params.session_id)
+        if params.revision not in (None, session.revision, *session.archived_revisions):
+            raise RevisionUnknown(params.revision)
+        revision = session.revision if params.revision is None else params.revision
+        return m.GetResult(wire_session(session), revision, msgspec.UNSET, None, redaction)
+    position = cursors.decode(params.cursor, GetPosition)
+    if position is not None and (
+        (position.session_id, position.order) != (params.session_id, params.order)
+        or params.revision not in (None, position.revision)
+    ):
+        raise CursorInvalid
+    bytes_max = min(
+        params.max_bytes or _PAGE_BYTES, call.service.settings.frame_bytes_max - _ENVELOPE_BYTES
+    )
+    if position is None:
+        page = await store.page(
+            params.session_id,
+            revision=params.revision,
+            limit=params.limit,
+            bytes_max=bytes_max,
+            order=params.order,
+        )
+        revision = page.revision
+    else:
+        try:
+            page = await store.page(
+                params.session_id,
+                generation=position.generation,
+                start=position.index,
+                total=position.total,
+                limit=params.limit,
+                bytes_max=bytes_max,
+                order=params.order,
+            )
+        except RevisionUnknown as error:
+            raise CursorInvalid from error
+        # The history may have grown or been archived since; what is paged through is what it was.
+        revision = position.revision
+    next_cursor = None
+    if page.next_index is not None:
+        next_cursor = cursors.encode(
+            GetPosition(
+                params.session_id,
+                params.order,
+                revision,
+                page.generation,
+                page.total,
+                page.next_index,
+            )
+        )
+    entries = msgspec.Raw(b"[%b]" % b",".join(page.entries))
+    return m.GetResult(wire_session(page.session), revision, entries, next_cursor, redaction)
+
+
+async def revisions(call: Call, params: m.SessionParams) -> m.RevisionsResult:
+    found = await call.service.store.revisions(params.session_id)
+    return m.RevisionsResult([wire_revision(revision) for revision in found])
+
+
+async def export(call: Call, params: m.ExportParams) -> m.ExportResult:
+    if params.redact == "none":
+        call.principal.require("history.full")
+    return await export_chunk(call.service.store, params)
+
+
+async def compact(call: Call, params: m.CompactParams) -> object:
+    service = call.service
+    summarise: Summariser = OfflineSummariser()
+    if params.summary is not None:
+        if params.summarizer is not None:
+            raise InvalidParams.at("$.summary", "no summarizer beside it")
+        summarise = given_summary(params.summary)
+    settings = service.settings
+    receipt = receipt_for("session.compact", params, params.operation_id or service.new_id())
+    assert isinstance(receipt, Receipt)
+    compaction = service.compactions.start(
+        params.session_id,
+        receipt,
+        expect_of(params),
+        summarise=summarise,
+        settings=pipeline.Settings(
+            context_limit=settings.context_limit,
+            keep_recent_tokens=params.keep_recent_tokens,
+            reminders=settings.reminders,
+            summary_characters_max=settings.summary_characters_max,
+        ),
+        force=params.force,
+    )
+    try:
+        begun = await compaction.begun.wait()
+        call.release()  # it has its place; what the client sends next need not wait for its end
+        if isinstance(begun, Replayed):
+            return await _replay(call, begun, params.wait)
+        if not params.wait:
+            return m.CompactResult(compaction.operation_id, "running", wire_session(begun))
+        return msgspec.Raw(await compaction.ended.wait())
+    except BaseException:
+        # Who waits and leaves does not want it any more. Over or committing, it stays as it is.
+        if params.wait:
+            compaction.scope.cancel()
+        raise
+
+
+async def _replay(call: Call, begun: Replayed, wait: bool) -> object:
+    operation = begun.operation
+    if operation.status == "running":
+        if not wait:
+            session = await call.service.store.session(operation.session_id)
+            return m.CompactResult(operation.operation_id, "running", wire_session(session))
+        running = call.service.compactions.find(operation.operation_id)
+        if running is not None:
+            await running.ended.settled()
+        operation = await call.service.store.operation(operation.operation_id)
+    return replay(operation)

@@ -1,0 +1,193 @@
+"""`session.create`, `.list`, `.append`, `.update`, `.delete`: changes of sessions, and the list of them."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import anyio
+import msgspec
+
+from recapd.daemon import cursors
+from recapd.daemon.compaction.tokens import estimate_tokens
+from recapd.daemon.connection import Call
+from recapd.daemon.dispatch import Later
+from recapd.daemon.wire import wire_session
+from recapd.protocol import messages as m
+from recapd.protocol.errors import InvalidParams, ItemTooLarge, from_wire
+from recapd.protocol.items import item_facts, one_line
+from recapd.storage.store import (
+    Appended,
+    Expect,
+    NewItem,
+    NewSession,
+    Operation,
+    Query,
+    Receipt,
+    Replayed,
+    Session,
+    SessionChanges,
+)
+
+T = TypeVar("T")
+
+encode = msgspec.json.Encoder(order="deterministic").encode
+_decode_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+def receipt_for(method: str, params: m.Params, operation_id: str | None) -> Receipt | None:
+    """What makes the request happen at most once, if it names an operation."""
+    if operation_id is None:
+        return None
+    parameters = encode(msgspec.structs.replace(params, meta=None))  # a retry may trace differently
+    return Receipt(operation_id, method, hashlib.sha256(parameters).digest())
+
+
+def replay(operation: Operation) -> object:
+    """The answer to a repeated request: the recorded result, marked; or the recorded error, raised."""
+    if operation.status != "completed":
+        raise from_wire(msgspec.json.decode(operation.outcome or b"{}"))
+    members = _decode_object(operation.outcome or b"{}")
+    return {**members, "replayed": True}
+
+
+def _answer(convert: Callable[[T], object]) -> Callable[[T | Replayed], object]:
+    return lambda outcome: (
+        replay(outcome.operation) if isinstance(outcome, Replayed) else convert(outcome)
+    )
+
+
+def expect_of(params: m.MutationParams) -> Expect:
+    """What the caller believes the session to be at."""
+    return Expect(params.expected_revision, params.expected_generation)
+
+
+def _items(call: Call, raw_items: Sequence[msgspec.Raw]) -> list[NewItem]:
+    settings = call.service.settings
+    if len(raw_items) > settings.items_per_append_max:
+        raise InvalidParams.at("$.items", f"at most {settings.items_per_append_max} items")
+    items: list[NewItem] = []
+    for index, raw in enumerate(raw_items):
+        item = one_line(bytes(raw))
+        if len(item) > settings.item_bytes_max:
+            raise ItemTooLarge(index=index, limit_bytes=settings.item_bytes_max)
+        facts = item_facts(item, f"$.items[{index}]")
+        items.append(NewItem(item, estimate_tokens(item), facts.calls, facts.outputs))
+    return items
+
+
+def _session_result(session: Session) -> m.SessionResult:
+    return m.SessionResult(wire_session(session))
+
+
+def _append_result(appended: Appended) -> m.AppendResult:
+    return m.AppendResult(
+        wire_session(appended.session),
+        list(range(appended.first_entry_id, appended.last_entry_id + 1)),
+        [
+            m.Warning_("output_without_call", entry_id, call_id)
+            for entry_id, call_id in appended.unmatched
+        ],
+    )
+
+
+def _delete_result(deleted: bool) -> m.DeleteResult:
+    return m.DeleteResult(deleted)
+
+
+async def create(call: Call, params: m.CreateParams) -> Later:
+    service = call.service
+    new = NewSession(
+        params.session_id or service.new_id(),
+        params.title,
+        params.cwd,
+        params.labels,
+        params.durability,
+    )
+    pending = service.actors.create(
+        new,
+        _items(call, params.items),
+        receipt_for("session.create", params, params.operation_id),
+        lambda session: encode(_session_result(session)),
+    )
+    return Later(pending, _answer(_session_result))
+
+
+async def append(call: Call, params: m.AppendParams) -> Later:
+    pending = call.service.actors.append(
+        params.session_id,
+        _items(call, params.items),
+        expect_of(params),
+        receipt_for("session.append", params, params.operation_id),
+        lambda appended: encode(_append_result(appended)),
+    )
+    return Later(pending, _answer(_append_result))
+
+
+async def update(call: Call, params: m.UpdateParams) -> Later:
+    changes = SessionChanges(
+        params.title,
+        params.cwd,
+        {} if params.labels is None else params.labels,
+        params.state,
+    )
+    pending = call.service.actors.update(
+        params.session_id,
+        changes,
+        expect_of(params),
+        receipt_for("session.update", params, params.operation_id),
+        lambda session: encode(_session_result(session)),
+    )
+    return Later(pending, _answer(_session_result))
+
+
+async def delete(call: Call, params: m.DeleteParams) -> object:
+    service = call.service
+    receipt = receipt_for("session.delete", params, params.operation_id)
+    async with service.actors.exclusive(params.session_id):
+        with anyio.CancelScope(shield=True):  # it is handed over here: a cancel comes too late
+            pending = service.store.delete(
+                params.session_id,
+                expect=expect_of(params),
+                receipt=receipt,
+                render=lambda deleted: encode(_delete_result(deleted)),
+            )
+            return _answer(_delete_result)(await pending.wait())
+
+
+async def list_sessions(call: Call, params: m.ListParams) -> m.ListResult:
+    wanted = params.filter or m.ListFilter()
+    position = cursors.decode(params.cursor, cursors.ListPosition)
+    if position is not None and (position.sort, position.order) != (params.sort, params.order):
+        raise cursors.CursorInvalid
+    sessions = await call.service.store.sessions(
+        Query(
+            wanted.state,
+            wanted.cwd,
+            wanted.labels,
+            wanted.title_contains,
+            _milliseconds(wanted.updated_after),
+            _milliseconds(wanted.updated_before),
+            params.sort,
+            params.order,
+            params.limit + 1,
+            None if position is None else (position.value, position.session_id),
+        )
+    )
+    more = len(sessions) > params.limit
+    sessions = sessions[: params.limit]
+    next_cursor = None
+    if more:
+        last = sessions[-1]
+        value: int | str = {
+            "updated_at": last.updated_at_ms,
+            "created_at": last.created_at_ms,
+            "session_id": last.session_id,
+        }[params.sort]
+        next_cursor = cursors.encode(
+            cursors.ListPosition(params.sort, params.order, value, last.session_id)
+        )
+    return m.ListResult([wire_session(session) for session in sessions], next_cursor)
+
+
+def _milliseconds(instant: m.Instant | None) -> int | None:
+    return None if instant is None else round(instant.timestamp() * 1000)

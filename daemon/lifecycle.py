@@ -1,0 +1,132 @@
+"""A daemon from start to stop.
+
+Start: private folders and the store's lock → the store, recovered and swept → the socket's lock, probe and bind →
+`ready`. Stop: no new connection and no new request → what is under way ends, or its time does → answers are
+sent, connections closed → the store makes what it was given and closes → the socket and the locks go.
+"""
+
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from enum import IntEnum
+
+import anyio
+import msgspec
+from anyio.abc import TaskStatus
+
+from recapd.daemon.config import Settings
+from recapd.daemon.listener import AlreadyServed, SocketInTheWay, accept_connections, bound_socket
+from recapd.daemon.service import Service
+from recapd.protocol.errors import CompactionFailed
+from recapd.storage.database import Damaged, NewerSchema, Unsafe
+from recapd.storage.entry import encode_time
+from recapd.storage.errors import StorageError
+from recapd.storage.lock import Locked, UnsafeFolder
+from recapd.storage.sqlite import open_store
+
+logger = logging.getLogger("recapd")
+
+
+class ExitCode(IntEnum):
+    """How `recapd serve` ends."""
+
+    STOPPED = 0
+    ALREADY_SERVED = 4
+    CANNOT_SERVE = 5
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+_INTERRUPTED = CompactionFailed(
+    stage="interrupted", retryable=True, hint="The server stopped before it was done."
+)
+
+
+async def serve(
+    settings: Settings,
+    *,
+    ready: Callable[[], None],
+    now_ms: Callable[[], int] = _now_ms,
+) -> ExitCode:
+    """Serve until a signal or `server.shutdown` ends it. `ready` is called once connections are taken.
+
+    SIGTERM and SIGINT drain; a second one ends at once. Either way everything acknowledged is durable.
+    """
+    os.umask(0o077)  # SQLite and everything else make files that only their owner can read
+    try:
+        async with open_store(
+            settings.data_dir,
+            now_ms=now_ms,
+            interrupted=msgspec.json.encode(_INTERRUPTED.to_wire()),
+        ) as store:
+            if store.swept:
+                logger.warning("removed %d files that a crash had left", store.swept)
+            with bound_socket(settings.socket) as bound:
+                async with anyio.create_task_group() as tasks:
+                    service = Service(store, settings, tasks, now_ms=now_ms)
+                    await tasks.start(_watch_signals, service)
+                    async with anyio.create_task_group() as connections:
+                        connections.start_soon(accept_connections, bound, service, connections)
+                        ready()
+                        logger.info("ready")
+                        await service.stopped.wait()
+                        await _drain(service)
+                        connections.cancel_scope.cancel()
+                    tasks.cancel_scope.cancel()
+        logger.info("stopped")
+        return ExitCode.STOPPED
+    except* (Locked, AlreadyServed):
+        print("recapd: another daemon serves this store or socket", file=sys.stderr)
+        return_code = ExitCode.ALREADY_SERVED
+    except* (UnsafeFolder, Unsafe, SocketInTheWay):
+        print(
+            "recapd: a folder or file of the store or socket is not private to this user",
+            file=sys.stderr,
+        )
+        return_code = ExitCode.CANNOT_SERVE
+    except* NewerSchema:
+        print("recapd: the store was made by a newer recapd", file=sys.stderr)
+        return_code = ExitCode.CANNOT_SERVE
+    except* Damaged:
+        print("recapd: the database is damaged; restore a backup of the store", file=sys.stderr)
+        return_code = ExitCode.CANNOT_SERVE
+    except* (StorageError, OSError) as errors:
+        reasons = ", ".join(sorted({_reason(error) for error in errors.exceptions}))
+        print(f"recapd: the store or socket cannot be opened: {reasons}", file=sys.stderr)
+        return_code = ExitCode.CANNOT_SERVE
+    return return_code
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.errno is not None:
+        return os.strerror(error.errno)  # never str(error), which has the path
+    return str(error) if isinstance(error, StorageError) else type(error).__name__
+
+
+async def _watch_signals(
+    service: Service, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED
+) -> None:
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        task_status.started()
+        async for _ in signals:
+            service.stop("now" if service.stopped.is_set() else "drain")
+
+
+async def _drain(service: Service) -> None:
+    """Let what is under way end, for as long as it may take."""
+    service.draining = True
+    deadline_ms = service.now_ms() + round(service.drain_timeout_s * 1000)
+    service.subscriptions.draining(encode_time(deadline_ms))
+    logger.info("draining, %d connections", len(service.connections))
+    with service.drain_scope as scope:
+        scope.deadline = anyio.current_time() + service.drain_timeout_s
+        for connection in service.connections:
+            connection.drain()
+        while service.connections:
+            await service.connection_ended.wait()
+    service.compactions.cancel_all()

@@ -1,0 +1,94 @@
+"""What the parts of a running daemon share."""
+
+import secrets
+from collections.abc import Callable
+from typing import Final, Literal
+
+import anyio
+from anyio.abc import TaskGroup
+
+from recapd.daemon.actor import Actors
+from recapd.daemon.compactions import Compactions
+from recapd.daemon.config import Settings
+from recapd.daemon.connection import Connection
+from recapd.daemon.dispatch import Dispatcher, Handler
+from recapd.daemon.handlers import events, history, operations, server, sessions
+from recapd.daemon.signal import Signal
+from recapd.daemon.subscriptions import Subscriptions
+from recapd.protocol.messages import Limits
+from recapd.storage.store import Store
+
+_HANDLERS: Final[dict[str, Handler]] = {
+    "protocol.initialize": server.initialize,
+    "protocol.ping": server.ping,
+    "rpc.discover": server.discover,
+    "server.info": server.info,
+    "server.health": server.health,
+    "server.shutdown": server.shutdown,
+    "session.create": sessions.create,
+    "session.list": sessions.list_sessions,
+    "session.get": history.get,
+    "session.revisions": history.revisions,
+    "session.append": sessions.append,
+    "session.compact": history.compact,
+    "session.export": history.export,
+    "session.update": sessions.update,
+    "session.delete": sessions.delete,
+    "session.subscribe": events.subscribe,
+    "session.unsubscribe": events.unsubscribe,
+    "session.events": events.events,
+    "operation.get": operations.get,
+    "operation.cancel": operations.cancel,
+}
+
+
+def _random_id() -> str:
+    return secrets.token_hex(16)
+
+
+class Service:
+    """One daemon: its store, its actors, its connections. `tasks` holds what outlives a connection."""
+
+    def __init__(
+        self,
+        store: Store,
+        settings: Settings,
+        tasks: TaskGroup,
+        *,
+        now_ms: Callable[[], int],
+        new_id: Callable[[], str] = _random_id,
+    ) -> None:
+        self.store = store
+        self.settings = settings
+        self.now_ms = now_ms
+        self.new_id = new_id
+        self.instance_id = new_id()
+        self.started_at_ms = now_ms()
+        self.connections: set[Connection] = set()
+        self.actors = Actors(store)
+        self.subscriptions = Subscriptions(store)
+        self.compactions = Compactions(store, self.actors, self.subscriptions, tasks, now_ms)
+        self.dispatcher = Dispatcher(_HANDLERS)
+        self.draining = False
+        self.stopped = anyio.Event()
+        self.drain_timeout_s: float = settings.drain_timeout_s
+        self.drain_scope = anyio.CancelScope()
+        self.connection_ended = Signal()
+        self.limits = Limits(
+            settings.frame_bytes_max,
+            settings.batch_max,
+            settings.in_flight_max,
+            settings.depth_max,
+            settings.connections_max,
+            settings.subscriptions_max,
+            settings.items_per_append_max,
+            settings.item_bytes_max,
+        )
+
+    def stop(self, mode: Literal["drain", "now"], deadline_ms: int | None = None) -> None:
+        """Begin to stop. What is under way has until the deadline with `drain`, and no time with `now`."""
+        if mode == "now":
+            self.drain_scope.cancel()
+        elif deadline_ms is not None:
+            self.drain_timeout_s = deadline_ms / 1000
+        self.stopped.set()
