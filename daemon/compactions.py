@@ -249,6 +249,7 @@ class Compactions:
                 "reminder_entry_id": entry_id,
                 "carried_over": len(carried),
             },
+            {"quality": plan.quality},
         )
         outcome = b""
 

@@ -221,6 +221,8 @@ class Connection:
             return
         batch = _Batch(self.send, sum(one.id is not None for one in message))
         for one in message:
+            while len(self._in_flight) >= self._settings.in_flight_max:
+                await self._progress.wait()  # a batch may be longer than what may be in flight
             await self._one(one, batch.add)
 
     async def _one(self, message: Request | Invalid, reply: Reply) -> None:

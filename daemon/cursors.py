@@ -30,6 +30,7 @@ class GetPosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
     """Within the first `total` entries of the history of one generation, which was at `revision` then."""
 
     session_id: str
+    created_at_ms: int  # a session made later under the same id is another
     order: Order
     revision: Number
     generation: Number
@@ -45,6 +46,7 @@ class ExportPosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ta
     """
 
     session_id: str
+    created_at_ms: int
     format: Format
     redact: Redact
     scope: Number | Literal["current", "all"]

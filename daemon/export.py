@@ -58,6 +58,7 @@ async def export_chunk(store: Store, params: ExportParams) -> ExportResult:
     if position is None:
         position = ExportPosition(
             params.session_id,
+            session.created_at_ms,
             params.format,
             params.redact,
             params.revision,
@@ -67,8 +68,15 @@ async def export_chunk(store: Store, params: ExportParams) -> ExportResult:
             *(0, 0, 0, 0),
             {},
         )
-    elif (position.session_id, position.format, position.redact, position.scope) != (
+    elif (
+        position.session_id,
+        position.created_at_ms,
+        position.format,
+        position.redact,
+        position.scope,
+    ) != (
         params.session_id,
+        session.created_at_ms,
         params.format,
         params.redact,
         params.revision,

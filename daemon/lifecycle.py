@@ -19,7 +19,7 @@ from anyio.abc import TaskStatus
 
 from recapd.daemon.config import Settings
 from recapd.daemon.listener import AlreadyServed, SocketInTheWay, accept_connections, bound_socket
-from recapd.daemon.service import Service
+from recapd.daemon.service import Service, Stopping
 from recapd.protocol.errors import CompactionFailed
 from recapd.storage.database import Damaged, NewerSchema, Unsafe
 from recapd.storage.entry import encode_time
@@ -58,26 +58,12 @@ async def serve(
     SIGTERM and SIGINT drain; a second one ends at once. Either way everything acknowledged is durable.
     """
     os.umask(0o077)  # SQLite and everything else make files that only their owner can read
+    stopping = Stopping()
     try:
-        async with open_store(
-            settings.data_dir,
-            now_ms=now_ms,
-            interrupted=msgspec.json.encode(_INTERRUPTED.to_wire()),
-        ) as store:
-            if store.swept:
-                logger.warning("removed %d files that a crash had left", store.swept)
-            with bound_socket(settings.socket) as bound:
-                async with anyio.create_task_group() as tasks:
-                    service = Service(store, settings, tasks, now_ms=now_ms)
-                    await tasks.start(_watch_signals, service)
-                    async with anyio.create_task_group() as connections:
-                        connections.start_soon(accept_connections, bound, service, connections)
-                        ready()
-                        logger.info("ready")
-                        await service.stopped.wait()
-                        await _drain(service)
-                        connections.cancel_scope.cancel()
-                    tasks.cancel_scope.cancel()
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(_watch_signals, stopping)
+            await _serve(settings, stopping, ready, now_ms)
+            tasks.cancel_scope.cancel()
         logger.info("stopped")
         return ExitCode.STOPPED
     except* (Locked, AlreadyServed):
@@ -108,23 +94,49 @@ def _reason(error: BaseException) -> str:
     return str(error) if isinstance(error, StorageError) else type(error).__name__
 
 
+async def _serve(
+    settings: Settings,
+    stopping: Stopping,
+    ready: Callable[[], None],
+    now_ms: Callable[[], int],
+) -> None:
+    interrupted = msgspec.json.encode(_INTERRUPTED.to_wire())
+    async with open_store(settings.data_dir, now_ms=now_ms, interrupted=interrupted) as store:
+        if store.swept:
+            logger.warning("removed %d files that a crash had left", store.swept)
+        with bound_socket(settings.socket) as bound:
+            async with anyio.create_task_group() as tasks:
+                service = Service(store, settings, tasks, stopping, now_ms=now_ms)
+                async with anyio.create_task_group() as connections:
+                    connections.start_soon(accept_connections, bound, service, connections)
+                    ready()
+                    logger.info("ready")
+                    await stopping.asked.wait()
+                    await _drain(service)
+                    connections.cancel_scope.cancel()
+                tasks.cancel_scope.cancel()
+
+
 async def _watch_signals(
-    service: Service, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED
+    stopping: Stopping, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED
 ) -> None:
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         task_status.started()
         async for _ in signals:
-            service.stop("now" if service.stopped.is_set() else "drain")
+            stopping.ask("now" if stopping.asked.is_set() else "drain")
 
 
 async def _drain(service: Service) -> None:
     """Let what is under way end, for as long as it may take."""
     service.draining = True
-    deadline_ms = service.now_ms() + round(service.drain_timeout_s * 1000)
+    timeout_s = service.stopping.timeout_s
+    if timeout_s is None:
+        timeout_s = service.settings.drain_timeout_s
+    deadline_ms = service.now_ms() + round(timeout_s * 1000)
     service.subscriptions.draining(encode_time(deadline_ms))
     logger.info("draining, %d connections", len(service.connections))
-    with service.drain_scope as scope:
-        scope.deadline = anyio.current_time() + service.drain_timeout_s
+    with service.stopping.scope as scope:
+        scope.deadline = anyio.current_time() + timeout_s
         for connection in service.connections:
             connection.drain()
         while service.connections:

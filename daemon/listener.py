@@ -120,6 +120,9 @@ async def _serve(stream: SocketStream, service: Service) -> None:
         logger.warning("refused a connection of another user")
         await stream.aclose()
         return
+    if service.draining:
+        await stream.aclose()
+        return
     if len(service.connections) >= service.settings.connections_max:
         with anyio.move_on_after(1), suppress(anyio.BrokenResourceError):
             refusal = encode_error(NULL, Overloaded(retry_after_ms=_RETRY_AFTER_MS))

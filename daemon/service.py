@@ -46,6 +46,23 @@ def _random_id() -> str:
     return secrets.token_hex(16)
 
 
+class Stopping:
+    """How and when the daemon is to stop."""
+
+    def __init__(self) -> None:
+        self.asked = anyio.Event()
+        self.timeout_s: float | None = None  # None: as the settings say
+        self.scope = anyio.CancelScope()  # of what is still allowed to end
+
+    def ask(self, mode: Literal["drain", "now"], deadline_ms: int | None = None) -> None:
+        """Begin to stop. What is under way has until the deadline with `drain`, no time with `now`."""
+        if mode == "now":
+            self.scope.cancel()
+        elif deadline_ms is not None:
+            self.timeout_s = deadline_ms / 1000
+        self.asked.set()
+
+
 class Service:
     """One daemon: its store, its actors, its connections. `tasks` holds what outlives a connection."""
 
@@ -54,6 +71,7 @@ class Service:
         store: Store,
         settings: Settings,
         tasks: TaskGroup,
+        stopping: Stopping,
         *,
         now_ms: Callable[[], int],
         new_id: Callable[[], str] = _random_id,
@@ -69,10 +87,8 @@ class Service:
         self.subscriptions = Subscriptions(store)
         self.compactions = Compactions(store, self.actors, self.subscriptions, tasks, now_ms)
         self.dispatcher = Dispatcher(_HANDLERS)
+        self.stopping = stopping
         self.draining = False
-        self.stopped = anyio.Event()
-        self.drain_timeout_s: float = settings.drain_timeout_s
-        self.drain_scope = anyio.CancelScope()
         self.connection_ended = Signal()
         self.limits = Limits(
             settings.frame_bytes_max,
@@ -84,11 +100,3 @@ class Service:
             settings.items_per_append_max,
             settings.item_bytes_max,
         )
-
-    def stop(self, mode: Literal["drain", "now"], deadline_ms: int | None = None) -> None:
-        """Begin to stop. What is under way has until the deadline with `drain`, and no time with `now`."""
-        if mode == "now":
-            self.drain_scope.cancel()
-        elif deadline_ms is not None:
-            self.drain_timeout_s = deadline_ms / 1000
-        self.stopped.set()

@@ -394,6 +394,13 @@ class SessionResult(msgspec.Struct, frozen=True):
     session: Session
 
 
+class CreateResult(msgspec.Struct, frozen=True):
+    """`session_id` stands outside too, for what every client needs first."""
+
+    session_id: str
+    session: Session
+
+
 class ListResult(msgspec.Struct, frozen=True):
     sessions: list[Session]
     next_cursor: str | None

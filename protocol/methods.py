@@ -116,7 +116,7 @@ METHODS: Final[dict[str, Method]] = {
         Method(
             "session.create",
             m.CreateParams,
-            m.SessionResult,
+            m.CreateResult,
             "Make a session, with its first items where there are any.",
             "session.write",
             (

@@ -573,7 +573,7 @@ class Ledger:
         if row.running == change.operation_id:
             row.running = None
             session = row.session()
-            self._finish(row, change.operation_id, "completed", render(session), {})
+            self._finish(row, change.operation_id, "completed", render(session), change.finished)
         return row.session()
 
     def delete(
@@ -582,6 +582,7 @@ class Ledger:
         expect: Expect,
         receipt: Receipt | None,
         render: Callable[[bool], bytes] | None,
+        ended: bytes,
     ) -> bool | Replayed:
         if replayed := self._replay(receipt):
             return replayed
@@ -593,7 +594,7 @@ class Ledger:
         self._check(row, expect)
         self.flush()
         if row.running is not None:
-            self._finish(row, row.running, "cancelled", b"{}", {"reason": "session_deleted"})
+            self._finish(row, row.running, "cancelled", ended, {"reason": "session_deleted"})
         self._event(row, "session.deleted", receipt.operation_id if receipt else None)
         self.flush()
         db = self._db
@@ -643,4 +644,4 @@ class Ledger:
         for (session_id,) in self._db.execute(
             "SELECT session_id FROM sessions WHERE durability = 'transient'"
         ).fetchall():
-            self.delete(session_id, Expect(), None, None)
+            self.delete(session_id, Expect(), None, None, b"{}")

@@ -416,8 +416,11 @@ class SqliteStore(Store):
         expect: Expect = NOTHING_EXPECTED,
         receipt: Receipt | None = None,
         render: Callable[[bool], bytes] | None = None,
+        ended: bytes = b"{}",
     ) -> Pending[bool | Replayed]:
-        return self._submit(lambda ledger: ledger.delete(session_id, expect, receipt, render))
+        return self._submit(
+            lambda ledger: ledger.delete(session_id, expect, receipt, render, ended)
+        )
 
     # Archives.
 

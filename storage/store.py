@@ -166,6 +166,7 @@ class Replacement(msgspec.Struct, frozen=True):
     next_entry_id: int
     tokens: Tokens
     event: dict[str, object]  # further members of `history.replaced`
+    finished: dict[str, object] = {}  # and of `compaction.finished`
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -297,8 +298,11 @@ class Store(Protocol):
         expect: Expect = NOTHING_EXPECTED,
         receipt: Receipt | None = None,
         render: Callable[[bool], bytes] | None = None,
+        ended: bytes = b"{}",
     ) -> Pending[bool | Replayed]:
         """Remove a session with entries, events and archives; False when there was none. Raises Conflict.
+
+        A compaction that runs is cancelled with `ended` (JSON) as its outcome.
 
         Its event stays, so that a session of the same id later goes on with the next `seq`.
         """

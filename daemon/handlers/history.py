@@ -59,6 +59,8 @@ async def get(call: Call, params: m.GetParams) -> m.GetResult:
             )
         except RevisionUnknown as error:
             raise CursorInvalid from error
+        if page.session.created_at_ms != position.created_at_ms:
+            raise CursorInvalid
         # The history may have grown or been archived since; what is paged through is what it was.
         revision = position.revision
     next_cursor = None
@@ -66,6 +68,7 @@ async def get(call: Call, params: m.GetParams) -> m.GetResult:
         next_cursor = cursors.encode(
             GetPosition(
                 params.session_id,
+                page.session.created_at_ms,
                 params.order,
                 revision,
                 page.generation,

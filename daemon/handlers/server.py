@@ -87,5 +87,5 @@ async def health(call: Call, params: m.Params) -> m.HealthResult:
 
 
 async def shutdown(call: Call, params: m.ShutdownParams) -> m.ShutdownResult:
-    call.service.stop(params.mode, params.deadline_ms)
+    call.service.stopping.ask(params.mode, params.deadline_ms)
     return m.ShutdownResult(True)

@@ -13,7 +13,7 @@ from recapd.daemon.connection import Call
 from recapd.daemon.dispatch import Later
 from recapd.daemon.wire import wire_session
 from recapd.protocol import messages as m
-from recapd.protocol.errors import InvalidParams, ItemTooLarge, from_wire
+from recapd.protocol.errors import Cancelled, InvalidParams, ItemTooLarge, from_wire
 from recapd.protocol.items import item_facts, one_line
 from recapd.storage.store import (
     Appended,
@@ -79,6 +79,10 @@ def _session_result(session: Session) -> m.SessionResult:
     return m.SessionResult(wire_session(session))
 
 
+def _create_result(session: Session) -> m.CreateResult:
+    return m.CreateResult(session.session_id, wire_session(session))
+
+
 def _append_result(appended: Appended) -> m.AppendResult:
     return m.AppendResult(
         wire_session(appended.session),
@@ -107,9 +111,9 @@ async def create(call: Call, params: m.CreateParams) -> Later:
         new,
         _items(call, params.items),
         receipt_for("session.create", params, params.operation_id),
-        lambda session: encode(_session_result(session)),
+        lambda session: encode(_create_result(session)),
     )
-    return Later(pending, _answer(_session_result))
+    return Later(pending, _answer(_create_result))
 
 
 async def append(call: Call, params: m.AppendParams) -> Later:
@@ -150,6 +154,7 @@ async def delete(call: Call, params: m.DeleteParams) -> object:
                 expect=expect_of(params),
                 receipt=receipt,
                 render=lambda deleted: encode(_delete_result(deleted)),
+                ended=encode(Cancelled().to_wire()),
             )
             return _answer(_delete_result)(await pending.wait())
 
