@@ -17,6 +17,7 @@ from recapd.daemon.actor import Actors
 from recapd.daemon.compaction import pipeline
 from recapd.daemon.compaction.summarise import Summariser
 from recapd.daemon.dispatch import rpc_error
+from recapd.daemon.redaction import Redactor
 from recapd.daemon.subscriptions import Subscriptions
 from recapd.daemon.wire import wire_session, wire_tokens
 from recapd.protocol.errors import Cancelled, NothingToCompact, RpcError, Superseded
@@ -58,6 +59,7 @@ class Compaction:
     summarise: Summariser
     settings: pipeline.Settings
     force: bool
+    redactor: Redactor | None  # None: what is summarised may hold secrets
     begun: "Pending[Session | Replayed]"
     ended: "Pending[bytes]" = field(default_factory=lambda: Pending[bytes]())
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
@@ -105,6 +107,7 @@ class Compactions:
         summarise: Summariser,
         settings: pipeline.Settings,
         force: bool,
+        redactor: Redactor | None,
     ) -> Compaction:
         """Hand over the beginning. The compaction then goes on by itself, whoever waits for it or does not."""
         unsettled = self._unsettled.pop(session_id, None)
@@ -116,6 +119,7 @@ class Compactions:
             summarise,
             settings,
             force,
+            redactor,
             self._actors.begin(session_id, receipt, expect),
         )
         compaction.begun.on_done(lambda begun: self._launch(compaction, begun))
@@ -205,6 +209,7 @@ class Compactions:
             settings=compaction.settings,
             archived_revision=session.revision,
             progress=progress,
+            redact=compaction.redactor.text if compaction.redactor else str,
         )
         async with self._actors.exclusive(compaction.session_id):
             # From here on it is decided whether it happens, and a cancel comes too late.
@@ -320,5 +325,5 @@ def _result(
         reminder_entry_id=reminder_entry_id,
         quality=plan.quality,
         attempts=1,
-        redactions={},
+        redactions=dict(compaction.redactor.counts) if compaction.redactor else {},
     )

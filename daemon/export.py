@@ -12,11 +12,12 @@ from typing import Final, get_args
 import msgspec
 
 from recapd.daemon import cursors
-from recapd.daemon.compaction.transcript import render
+from recapd.daemon.compaction.transcript import message_text, render
 from recapd.daemon.cursors import CursorInvalid, ExportPosition
 from recapd.daemon.redaction import Redactor
 from recapd.daemon.wire import wire_revision, wire_session
 from recapd.protocol.errors import UnsupportedFormat
+from recapd.protocol.items import item_facts
 from recapd.protocol.messages import (
     ExportParams,
     ExportResult,
@@ -257,12 +258,21 @@ class _Chunk:
         return self._redactor.text(text) if self._start.redact == "policy" else text
 
     def _markdown(self, entry: Entry) -> bytes:
-        """One entry: a mark that a parser can trust, for it says how long the text behind it is, and the text."""
-        text = render(self._redact(entry.item))
-        fence = "`" * max(3, _longest_run(text) + 1)
-        body = f"{fence}text\n{text}\n{fence}"
-        mark = f"<!-- entry {entry.entry_id} at {encode_time(entry.at_ms)}, {len(body.encode())} bytes -->"
-        return f"{mark}\n{body}\n\n".encode()
+        """One entry: a mark that a parser can trust, for it says how long the text behind it is.
+
+        A message is given as it was written; whatever else, as a transcript within a fence.
+        """
+        item = self._redact(entry.item)
+        message = message_text(item)
+        if message is not None:
+            title, body = message
+        else:
+            title, body = item_facts(item).type or "item", render(item)
+            fence = "`" * max(3, _longest_run(body) + 1)
+            body = f"{fence}text\n{body}\n{fence}"
+        length_bytes = len(body.encode())
+        mark = f"<!-- entry {entry.entry_id}, {encode_time(entry.at_ms)}, {length_bytes} bytes -->"
+        return f"## {' '.join(title.split())}\n{mark}\n{body}\n\n".encode()
 
 
 def _longest_run(text: str) -> int:

@@ -476,7 +476,16 @@ class SqliteStore(Store):
         )
 
     async def discard_archive(self, session_id: str, revision: int) -> None:
-        await anyio.to_thread.run_sync(self._unlink, session_id, revision)
+        def is_named(db: sqlite3.Connection) -> bool:
+            found = db.execute(
+                "SELECT 1 FROM archives JOIN sessions USING (key)"
+                " WHERE session_id = ? AND archives.revision = ?",
+                (session_id, revision),
+            )
+            return found.fetchone() is not None
+
+        if not await self._read(is_named):
+            await anyio.to_thread.run_sync(self._unlink, session_id, revision)
 
     # Reads.
 

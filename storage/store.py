@@ -319,7 +319,7 @@ class Store(Protocol):
         ...
 
     async def discard_archive(self, session_id: str, revision: int) -> None:
-        """Remove an archive that no row names, after a replacement that failed."""
+        """Remove an archive after a replacement that failed; one that a revision names stays."""
         ...
 
     # Reads: of what is durable.

@@ -125,17 +125,19 @@ async def prepare(
     settings: Settings = Settings(),
     archived_revision: int | None = None,
     progress: Progress = _tell_nobody,
+    redact: Callable[[str], str] = str,
 ) -> Plan:
     """Summarise the body, and check the size of the result by the exact count of tokens.
 
-    `archived_revision` is the one that the reminder's text is going to name, as far as known.
+    `archived_revision` is the one that the reminder's text is going to name, as far as known;
+    `redact` takes secrets out of what the summariser is given.
 
     Raises:
         CompactionFailed: the summariser has none (its own stage), or not one to keep (`accept`).
         ResultTooLarge: more than `context_limit` tokens; `data` has the `parts` they come from.
     """
     source = Source(
-        parts.instructions, parts.reminders, parts.body, settings.summary_characters_max
+        parts.instructions, parts.reminders, parts.body, settings.summary_characters_max, redact
     )
     progress("summarise", 0, 1)
     summary = accept(await summarise(source))

@@ -1,6 +1,6 @@
 """Summarisers: from what a compaction takes away to the text in its place (PROTOCOL.md §5.2)."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
@@ -29,6 +29,7 @@ class Source:
     reminders: tuple[Entry, ...] = ()
     body: tuple[Entry, ...] = ()
     characters_max: int = SUMMARY_CHARACTERS_MAX  # a bound offline, a wish where a model is asked
+    redact: Callable[[str], str] = str  # what each rendered block must go through first
 
 
 class Summariser(Protocol):
@@ -109,7 +110,8 @@ def offline_summary(source: Source) -> str:
 
     @cache
     def block(position: int) -> str:
-        return render(body[position].item)
+        # Before anything is shortened: half a secret would not be known for one.
+        return source.redact(render(body[position].item))
 
     if not body:
         return NOTHING

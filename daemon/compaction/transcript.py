@@ -48,6 +48,22 @@ def render(item: bytes) -> str:
     return "\n".join(_block(head, text) for head, text in blocks)
 
 
+def message_text(item: bytes) -> tuple[str, str] | None:
+    """Role and text of a message that has nothing else; None for every other item.
+
+    The text parts are as they were written, with a blank line between two; media are labels.
+    """
+    value = _decode_object(item)
+    role = value.get("role")
+    if value.get("type", "message") != "message" or not isinstance(role, str):
+        return None
+    if value.get("tool_calls") or value.get("tool_call_id") or value.get("refusal"):
+        return None
+    content = value.get("content")
+    parts = content if is_array(content) else [content]
+    return role, "\n\n".join(filter(None, map(_part_text, parts)))
+
+
 def shorten(text: str, characters_max: int) -> str:
     """`text` in at most `characters_max` characters: its beginning, a mark, and its end.
 

@@ -9,6 +9,7 @@ from recapd.daemon.connection import Call
 from recapd.daemon.cursors import CursorInvalid, GetPosition
 from recapd.daemon.export import export_chunk
 from recapd.daemon.handlers.sessions import expect_of, receipt_for, replay
+from recapd.daemon.redaction import Redactor
 from recapd.daemon.wire import wire_revision, wire_session
 from recapd.protocol import messages as m
 from recapd.protocol.errors import InvalidParams
@@ -113,6 +114,7 @@ async def compact(call: Call, params: m.CompactParams) -> object:
             summary_characters_max=settings.summary_characters_max,
         ),
         force=params.force,
+        redactor=Redactor() if settings.redact_summary_source else None,
     )
     try:
         begun = await compaction.begun.wait()
