@@ -94,6 +94,19 @@ def test_a_truncated_header_never_fails(length: int) -> None:
         assert media.kind == "image"
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xff\xd8" + b"\xff\xe0\x00\x02" * 1_000,  # segments without end
+        b"RIFF\x00\x00\x00\x00WEBPJUNK" + NOISE,
+    ],
+)
+def test_an_image_whose_header_has_no_size_is_labelled_without_one(data: bytes) -> None:
+    media = describe_media(f"data:image/x;base64,{encoded(data)}")
+    assert media is not None
+    assert media.label() == f"[image image/x sha256:{digest(data)}]"
+
+
 def test_what_does_not_decode_has_the_digest_of_its_text() -> None:
     odd = "aB3d" * 300 + "x"  # one character more than base64 can have
     media = describe_media(odd)
