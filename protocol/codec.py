@@ -4,7 +4,7 @@ Only the envelope is decoded here; `params` and what stands in them stay the byt
 The whole frame is checked, though: UTF-8, JSON grammar, no lone surrogates, bounded nesting. So a
 request that comes out can be decoded further, stored and sent again without another look.
 
-Where a member appears twice in an envelope, the last one counts.
+Where a member appears twice in an envelope, each must have the right form, and the last one counts.
 """
 
 import codecs
@@ -277,24 +277,25 @@ _ROWS_MIN = 16
 # From here on, turning rows of structs into columns costs less than looking at each row.
 
 
-def _require_json(value: Any) -> None:
+def _require_json(value: object) -> None:
     """Refuse what the encoder would turn into something else: NaN into null, bytes into base64.
 
     Where all children are plain, they are looked at in C; so are the rows of a page, by columns.
     """
-    kind: type[object] = type(value)
+    kind = type(value)
+    inside: Any = value
     children: Collection[Any]
     if kind is dict:
-        if not _KEYS.issuperset(map(type, value)):
+        if not _KEYS.issuperset(map(type, inside)):
             raise Unencodable("a key that is no string")
-        children = value.values()
+        children = inside.values()
     elif kind is list or kind is tuple:
-        children = value
+        children = inside
     elif isinstance(value, msgspec.Struct):
         children = msgspec.structs.astuple(value)
     elif isinstance(value, Enum):
         return _require_json(value.value)
-    elif kind in _LEAVES or (kind is float and math.isfinite(value)):
+    elif kind in _LEAVES or (kind is float and math.isfinite(inside)):
         return
     else:
         raise Unencodable(kind.__name__)
