@@ -101,54 +101,72 @@ def accept(text: str) -> str:
 def offline_summary(source: Source) -> str:
     """The transcript of the body in at most `characters_max` characters, always the same.
 
-    Where it does not fit, what is kept are blocks of the beginning (a third of the room) and of the
-    end, the last user message whole (if it fits into half the room), and marks that say which
-    entries are missing. A block longer than a quarter of the room is shortened inside. Only what is
-    kept is rendered.
+    Where it does not fit, long blocks are shortened inside, though not below a quarter of the room.
+    Where that is not enough, what is kept are blocks of the beginning (a third of the room) and of
+    the end, and marks that say which entries are missing. The last user message is kept whole if it
+    fits into half the room. Only what is kept is rendered.
     """
-    body = source.body
+    body, characters_max = source.body, source.characters_max
+    if not body:
+        return NOTHING
 
     @cache
     def block(position: int) -> str:
-        # Before anything is shortened: half a secret would not be known for one.
-        return source.redact(render(body[position].item))
+        return render(body[position].item)
 
-    if not body:
-        return NOTHING
-    if _fits(map(block, range(len(body))), source.characters_max):
-        return _BETWEEN.join(map(block, range(len(body))))
-    mark = _entries_left_out(len(body), body[0], body[-1])
-    room = source.characters_max - 2 * len(mark + _BETWEEN)
     kept: dict[int, str] = {}
     asked = _last_user_message(body)
-    if asked is not None and len(block(asked)) <= source.characters_max // 2:
+    if asked is not None and len(block(asked)) <= characters_max // 2:
         kept[asked] = block(asked)
-        room -= len(block(asked) + _BETWEEN)
-    block_max = min(source.characters_max // 4, room // 3 - len(_BETWEEN))
+    rest = [position for position in range(len(body)) if position not in kept]
+    room = characters_max + len(_BETWEEN) - sum(len(text + _BETWEEN) for text in kept.values())
+    quarter = characters_max // 4
 
-    def keep(positions: Iterable[int], room: int) -> int:
-        """Keep blocks while there is room; what is left of it."""
-        for position in positions:
-            if position not in kept:
-                text = shorten(block(position), block_max)
-                if len(text + _BETWEEN) > room:
-                    break
-                kept[position] = text
-                room -= len(text + _BETWEEN)
-        return room
+    if _fits((min(len(block(position)), quarter) for position in rest), room):
+        share = _fair_share([len(block(p)) for p in rest], room - len(rest) * len(_BETWEEN))
+        kept |= {position: shorten(block(position), share) for position in rest}
+    else:
+        room -= 2 * len(_entries_left_out(len(body), body[0], body[-1]) + _BETWEEN)
+        share = min(quarter, room // 3 - len(_BETWEEN))
 
-    room_after_head = room - room // 3 + keep(range(len(body)), room // 3)
-    keep(reversed(range(len(body))), room_after_head)
-    return shorten(_BETWEEN.join(_with_marks(kept, body)), source.characters_max)
+        def shortened(position: int) -> str:
+            return shorten(block(position), share)
+
+        room = room - room // 3 + _keep(kept, rest, room // 3, shortened)
+        _keep(kept, reversed(rest), room, shortened)
+    return shorten(_BETWEEN.join(_with_marks(kept, body)), characters_max)
 
 
-def _fits(blocks: Iterable[str], room: int) -> bool:
-    room += len(_BETWEEN)  # there is none after the last block
-    for block in blocks:
-        room -= len(block) + len(_BETWEEN)
+def _fits(lengths: Iterable[int], room: int) -> bool:
+    for length in lengths:
+        room -= length + len(_BETWEEN)
         if room < 0:
             return False
     return True
+
+
+def _fair_share(lengths: Sequence[int], room: int) -> int:
+    """The greatest length such that, if nothing is longer, all of it fits into `room`."""
+    for number, length in enumerate(sorted(lengths)):
+        share = room // (len(lengths) - number)
+        if length > share:
+            return share
+        room -= length
+    return max(lengths, default=0)
+
+
+def _keep(
+    kept: dict[int, str], positions: Iterable[int], room: int, block: Callable[[int], str]
+) -> int:
+    """Keep blocks in the order of `positions` as long as there is room; what is left of it."""
+    for position in positions:
+        if position not in kept:
+            text = block(position)
+            if len(text + _BETWEEN) > room:
+                break
+            kept[position] = text
+            room -= len(text + _BETWEEN)
+    return room
 
 
 def _last_user_message(body: Sequence[Entry]) -> int | None:

@@ -53,6 +53,7 @@ def _facts(word: str) -> ItemFacts:
         pytest.param("t | u", id="reasoning that led to nothing"),
         pytest.param("ca t oa | s", id="reasoning between a call and its output"),
         pytest.param("ca oa | t", id="reasoning at the end"),
+        pytest.param("t | oa", id="reasoning before an output without a call"),
     ],
 )
 def test_a_history_falls_into_these_groups(expected: str) -> None:
@@ -83,6 +84,7 @@ def test_an_empty_history_has_no_groups() -> None:
         ("ca oa ca", 2),
         ("ca ca oa", 3),
         ("oa ca", 1),
+        ("ca u ca", 0),
         ("w s", 2),
     ],
 )

@@ -65,6 +65,18 @@ def test_a_long_history_keeps_its_beginning_and_its_end() -> None:
     assert all(block.endswith("x" * 80) for block in (*head, *tail))
 
 
+@pytest.mark.parametrize("characters_max", range(2_000, 2_040))
+def test_short_blocks_are_whole_whatever_the_limit(characters_max: int) -> None:
+    items = [said("user", "why?"), *(said("assistant", "x" * 20) for _ in range(1_000))]
+    items.insert(500, said("user", "how?"))
+    blocks = offline_summary(source_of(items, characters_max)).split("\n\n")
+    assert {block for block in blocks if not MARK.fullmatch(block)} == {
+        "user: why?",
+        "user: how?",
+        "assistant: " + "x" * 20,
+    }
+
+
 def test_ten_thousand_entries_are_not_all_rendered(monkeypatch: pytest.MonkeyPatch) -> None:
     rendered: list[bytes] = []
 
@@ -88,10 +100,25 @@ def test_a_long_block_is_shortened_inside_and_the_others_stay_whole() -> None:
     ]
     first, giant, last = offline_summary(source_of(items)).split("\n\n")
     assert (first, last) == ("user: fix the build", "assistant: done")
-    assert len(giant) <= 2_000
+    assert 7_900 < len(giant) < 8_000
     assert giant.startswith("output(a): <yyy")
     assert giant.endswith("yyy>")
-    assert re.search(r"y\[… 98 \d\d\d characters left out …\]y", giant)
+    assert re.search(r"y\[… 92 \d\d\d characters left out …\]y", giant)
+
+
+def test_long_blocks_share_the_room_evenly() -> None:
+    items = [said("assistant", letter * 50_000) for letter in "abc"]
+    blocks = offline_summary(source_of([said("user", "go"), *items])).split("\n\n")
+    assert [len(block) for block in blocks] == [8, 2_662, 2_662, 2_662]
+
+
+def test_many_long_blocks_leave_some_out() -> None:
+    items = [said("assistant", letter * 50_000) for letter in "abcdefgh"]
+    blocks = offline_summary(source_of(items)).split("\n\n")
+    assert [block[:12] for block in blocks if "entries" not in block] == [
+        f"assistant: {letter}" for letter in "agh"
+    ]
+    assert all(len(block) <= 2_000 for block in blocks)
 
 
 @pytest.mark.parametrize("position", [0, 100, 199], ids=["first", "middle", "last"])

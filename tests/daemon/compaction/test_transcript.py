@@ -221,6 +221,10 @@ def test_an_item_is_shown_as_its_text(item: Any, text: str) -> None:
             rf"output\(c\): see {LABEL} there",
         ),
         (
+            {"role": "user", "content": [{"type": "input_text", "text": f"see {DATA_URL}"}]},
+            rf"user: see {LABEL}",
+        ),
+        (
             {
                 "type": "function_call_output",
                 "call_id": "c",
