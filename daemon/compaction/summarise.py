@@ -112,7 +112,8 @@ def offline_summary(source: Source) -> str:
 
     @cache
     def block(position: int) -> str:
-        return render(body[position].item)
+        # Before anything is shortened: half a secret would not be known for one.
+        return source.redact(render(body[position].item))
 
     kept: dict[int, str] = {}
     asked = _last_user_message(body)

@@ -150,6 +150,17 @@ def test_a_question_beside_an_old_reminder_counts_as_a_user_message() -> None:
     assert "please fix the login" in offline_summary(source_of(items))
 
 
+def test_secrets_are_taken_out_before_anything_is_shortened() -> None:
+    """Half a secret would not be known for one."""
+    items = [said("user", "x" * 100 + "secret" * 1_000 + "x" * 100) for _ in range(20)]
+    body = source_of(items, 1_000).body
+    shortened = Source(
+        body=body, characters_max=1_000, redact=lambda text: text.replace("secret" * 1_000, "[key]")
+    )
+    assert "sec" not in offline_summary(shortened)
+    assert "[key]" in offline_summary(shortened)
+
+
 def test_nothing_to_summarise_is_said_in_words() -> None:
     assert offline_summary(Source()).strip()
 
