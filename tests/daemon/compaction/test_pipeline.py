@@ -357,13 +357,19 @@ async def test_a_result_exactly_at_the_limit_passes_and_one_token_over_it_does_n
     """PROTOCOL.md §5.3: the error has the numbers, no id is allocated."""
     history = history_of(LARGE)
     allocator = Allocator()
-    made = await compact_entries(history, allocator=allocator, summarise=given_summary("short"))
+    made = await compact_entries(
+        history,
+        allocator=allocator,
+        summarise=given_summary("short"),
+        provenance=PROVENANCE,
+    )
     tokens = (await count_tokens_of([entry.item for entry in made])).count
     exact = await compact_entries(
         history,
         allocator=allocator,
         summarise=given_summary("short"),
         settings=Settings(context_limit=tokens),
+        provenance=PROVENANCE,
     )
     assert ids(exact) == [1, 2, NEW + 1, 4, 5]
     assert allocator.calls == 2
@@ -373,6 +379,7 @@ async def test_a_result_exactly_at_the_limit_passes_and_one_token_over_it_does_n
             allocator=allocator,
             summarise=given_summary("short"),
             settings=Settings(context_limit=tokens - 1),
+            provenance=PROVENANCE,
         )
     data = caught.value.data
     assert (data["tokens"], data["context_limit"]) == (tokens, tokens - 1)

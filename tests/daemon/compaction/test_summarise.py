@@ -121,6 +121,15 @@ def test_many_long_blocks_leave_some_out() -> None:
     assert all(len(block) <= 2_000 for block in blocks)
 
 
+def test_a_long_question_leaves_room_for_the_beginning_and_the_end() -> None:
+    steps = [said("assistant", f"step {n} " + "x" * 5_000) for n in range(10)]
+    items = [*steps[:5], said("user", "q" * 3_990), *steps[5:]]
+    summary = offline_summary(source_of(items))
+    assert "step 0 " in summary
+    assert "q" * 3_990 in summary
+    assert "step 9 " in summary
+
+
 @pytest.mark.parametrize("position", [0, 100, 199], ids=["first", "middle", "last"])
 def test_the_last_user_message_is_kept_whole(position: int) -> None:
     """It may be the only statement of what the work is about."""
