@@ -503,7 +503,7 @@ class Ledger:
         if operation.status != "running":
             return operation
         row = self._row(operation.session_id)
-        self._finish(row, operation_id, status, outcome, members)
+        self._finish(row, operation_id, status, lambda: outcome, members)
         return self._operation(operation_id)
 
     def _finish(
@@ -511,15 +511,15 @@ class Ledger:
         row: SessionRow,
         operation_id: str,
         status: Status,
-        outcome: bytes,
+        outcome: Callable[[], bytes],
         members: dict[str, object],
     ) -> None:
         row.running = None
+        self._event(row, "compaction.finished", operation_id, {"status": status, **members})
         self._db.execute(
             "UPDATE operations SET status = ?, ended_at_ms = ?, outcome = ? WHERE operation_id = ?",
-            (status, self._now, outcome, operation_id),
+            (status, self._now, outcome(), operation_id),
         )
-        self._event(row, "compaction.finished", operation_id, {"status": status, **members})
 
     def replace(
         self, session_id: str, change: Replacement, render: Callable[[Session], bytes]
@@ -527,6 +527,8 @@ class Ledger:
         row = self._row(session_id)
         archive = change.archive
         if (row.revision, row.generation) != (archive.revision, archive.generation):
+            raise Superseded
+        if archive.kind == "compaction" and row.running != change.operation_id:
             raise Superseded
         self.flush()
         entries_before = row.entries
@@ -571,9 +573,13 @@ class Ledger:
         }
         self._event(row, "history.replaced", change.operation_id, members)
         if row.running == change.operation_id:
-            row.running = None
-            session = row.session()
-            self._finish(row, change.operation_id, "completed", render(session), change.finished)
+            self._finish(
+                row,
+                change.operation_id,
+                "completed",
+                lambda: render(row.session()),
+                change.finished,
+            )
         return row.session()
 
     def delete(
@@ -594,7 +600,9 @@ class Ledger:
         self._check(row, expect)
         self.flush()
         if row.running is not None:
-            self._finish(row, row.running, "cancelled", ended, {"reason": "session_deleted"})
+            self._finish(
+                row, row.running, "cancelled", lambda: ended, {"reason": "session_deleted"}
+            )
         self._event(row, "session.deleted", receipt.operation_id if receipt else None)
         self.flush()
         db = self._db

@@ -1,37 +1,25 @@
-"""The Store in plain dictionaries: what `store.py` promises, said as code. For tests; nothing is durable.
+"""The Store in plain dictionaries: what `store.py` promises, said as code, for tests.
 
-A change works on a copy of the whole state, which becomes the state unless the change is refused:
-that is all there is to atomicity here. It takes effect at the call, so reads see it at once; its
-events and its Pending follow on a later turn of the event loop, in the order of the calls.
+A change works on a copy of the state, which becomes the state unless the change is refused: that is
+all there is to atomicity here. It takes effect at the call, so reads see it at once; its events and
+its Pending follow on a later turn of the event loop, in the order of the calls.
 """
 
+import copy
 import hashlib
 import math
+import operator
 import time
-import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import anyio
 import msgspec
 from msgspec import structs
 
+from recapd.storage import errors
 from recapd.storage.entry import Entry, encode_entry
-from recapd.storage.errors import (
-    ArchiveMissing,
-    CompactionRunning,
-    Conflict,
-    OperationReused,
-    OperationUnknown,
-    RevisionUnknown,
-    SessionClosed,
-    SessionExists,
-    StoreClosed,
-    StoreError,
-    Superseded,
-    UnknownSession,
-)
 from recapd.storage.events import event_body
 from recapd.storage.pending import Pending
 from recapd.storage.store import (
@@ -55,13 +43,14 @@ from recapd.storage.store import (
     SessionChanges,
     Status,
     Store,
+    StoreHealth,
     Tokens,
 )
 
 T = TypeVar("T")
 
 
-class _Kept(msgspec.Struct, frozen=True):
+class _Kept(msgspec.Struct):
     """A session with its present history and its archived revisions, newest first."""
 
     session: Session
@@ -69,74 +58,72 @@ class _Kept(msgspec.Struct, frozen=True):
     calls: frozenset[str] = frozenset()
     revisions: tuple[Revision, ...] = ()
 
+    def set(self, **changes: Any) -> None:
+        self.session = structs.replace(self.session, **changes)
+
 
 class _State(msgspec.Struct):
-    """Everything that a store keeps, and the events that the present change adds to it."""
+    """All that a store keeps, and the time and the events of the change that works on it."""
 
-    now_ms: int = 0  # of the present change
+    now_ms: int = 0
+    new_events: tuple[Event, ...] = ()
+    events: tuple[Event, ...] = ()
     ordinal: int = 0
     sessions: dict[str, _Kept] = {}
     operations: dict[str, tuple[Receipt, Operation]] = {}
-    events: tuple[Event, ...] = ()
-    new_events: tuple[Event, ...] = ()
+    archives: dict[tuple[str, int], tuple[bytes, ...]] = {}  # by session id and revision
+
+    def copy(self, now_ms: int) -> "_State":
+        return structs.replace(
+            self,
+            now_ms=now_ms,
+            new_events=(),
+            sessions=self.sessions.copy(),
+            operations=self.operations.copy(),
+            archives=self.archives.copy(),
+        )
 
     def find(self, session_id: str, expect: Expect = NOTHING_EXPECTED) -> _Kept:
+        """The session as this state's own, to be changed in place."""
         if session_id not in self.sessions:
-            raise UnknownSession
-        kept = self.sessions[session_id]
-        at = kept.session
-        if Expect(
-            at.revision if expect.revision is None else expect.revision,
-            at.generation if expect.generation is None else expect.generation,
-        ) != Expect(at.revision, at.generation):
-            raise Conflict(at.revision, at.generation)
+            raise errors.UnknownSession
+        kept = self.sessions[session_id] = copy.copy(self.sessions[session_id])
+        at = kept.session.revision, kept.session.generation
+        if expect.revision not in (None, at[0]) or expect.generation not in (None, at[1]):
+            raise errors.Conflict(*at)
         return kept
 
-    def keep(
+    def emit(
         self, kept: _Kept, method: str, operation_id: str | None, /, **members: object
-    ) -> Session:
-        """Put a changed session in its place, with the event that says so."""
+    ) -> None:
+        kept.set(seq=kept.session.seq + 1)
         self.ordinal += 1
-        session = structs.replace(kept.session, seq=kept.session.seq + 1)
-        self.sessions[session.session_id] = structs.replace(kept, session=session)
+        at = kept.session
         body = event_body(
-            session.session_id,
-            session.seq,
-            session.revision,
-            session.generation,
-            self.now_ms,
-            operation_id,
-            members,
+            at.session_id, at.seq, at.revision, at.generation, self.now_ms, operation_id, members
         )
-        self.new_events += (Event(self.ordinal, session.session_id, session.seq, method, body),)
-        return session
+        event = Event(self.ordinal, at.session_id, at.seq, method, body)
+        self.events += (event,)
+        self.new_events += (event,)
 
     def add(self, kept: _Kept, items: Sequence[NewItem], operation_id: str | None) -> Appended:
-        """Append the items."""
-        first_id = kept.session.next_entry_id
-        lines, calls, unmatched = list(kept.lines), set(kept.calls), list[tuple[int, str]]()
-        for entry_id, item in enumerate(items, start=first_id):
-            lines.append(encode_entry(Entry(entry_id, self.now_ms, item.item)))
-            unmatched += [(entry_id, call) for call in item.outputs if call not in calls]
-            calls.update(item.calls)
-        tokens = kept.session.tokens
-        session = structs.replace(
-            kept.session,
+        old = kept.session
+        unmatched: list[tuple[int, str]] = []
+        for entry_id, item in enumerate(items, start=old.next_entry_id):
+            kept.lines += (encode_entry(Entry(entry_id, self.now_ms, item.item)),)
+            unmatched += [(entry_id, call) for call in item.outputs if call not in kept.calls]
+            kept.calls |= set(item.calls)
+        estimated = old.tokens.estimated + sum(item.tokens for item in items)
+        kept.set(
             updated_at_ms=self.now_ms,
-            revision=kept.session.revision + 1,
-            entries=len(lines),
-            tokens=Tokens(tokens.counted, tokens.estimated + sum(item.tokens for item in items)),
-            next_entry_id=first_id + len(items),
+            revision=old.revision + 1,
+            entries=len(kept.lines),
+            tokens=Tokens(old.tokens.counted, estimated),
+            next_entry_id=old.next_entry_id + len(items),
         )
-        last_id = session.next_entry_id - 1
-        session = self.keep(
-            structs.replace(kept, session=session, lines=tuple(lines), calls=frozenset(calls)),
-            "history.appended",
-            operation_id,
-            first_entry_id=first_id,
-            last_entry_id=last_id,
-        )
-        return Appended(session, first_id, last_id, tuple(unmatched))
+        first, last = old.next_entry_id, kept.session.next_entry_id - 1
+        self.emit(kept, "history.appended", operation_id, first_entry_id=first, last_entry_id=last)
+        return Appended(kept.session, first, last, tuple(unmatched))
 
     def finish(
         self,
@@ -145,37 +132,28 @@ class _State(msgspec.Struct):
         render: Callable[[Session], bytes],
         /,
         **members: object,
-    ) -> Session:
-        """End the compaction that runs."""
+    ) -> None:
+        """End the running compaction of that id."""
         receipt, operation = self.operations[operation_id]
-        kept = self.sessions[operation.session_id]
-        session = self.keep(
-            structs.replace(kept, session=structs.replace(kept.session, running=None)),
-            "compaction.finished",
-            operation_id,
-            **{"status": status} | members,
+        kept = self.find(operation.session_id)
+        kept.set(running=None)
+        self.emit(kept, "compaction.finished", operation_id, **{"status": status} | members)
+        ended = structs.replace(
+            operation, status=status, ended_at_ms=self.now_ms, outcome=render(kept.session)
         )
-        self.operations[operation_id] = (
-            receipt,
-            structs.replace(
-                operation, status=status, ended_at_ms=self.now_ms, outcome=render(session)
-            ),
-        )
-        return session
+        self.operations[operation_id] = receipt, ended
 
 
 class MemoryStore(Store):
-    """See the module. Made by `open_memory_store`."""
+    """See the module; made by `open_memory_store` only."""
 
     def __init__(self, now_ms: Callable[[], int], store_id: str) -> None:
         self._now_ms = now_ms
         self._store_id = store_id
         self._state = _State()
-        self._archives: dict[tuple[str, int], tuple[bytes, ...]] = {}  # by session and revision
         self._listener: Listener = lambda _: None
-        self._settle, self._to_settle = anyio.create_memory_object_stream[Callable[[], None]](
-            math.inf
-        )
+        outbox = anyio.create_memory_object_stream[Callable[[], None]](math.inf)
+        self._outbox, self._sent = outbox
         self._closed = False
 
     @property
@@ -188,36 +166,32 @@ class MemoryStore(Store):
     # How a change is made.
 
     async def run(self) -> None:
-        """Settle what was handed over, until `close`; a cancel leaves nothing unsettled either."""
+        """Settle what was handed over, until `close`. A cancel leaves nothing unsettled either."""
         try:
-            async for settle in self._to_settle:
+            async for settle in self._sent:
                 settle()
         finally:
-            with suppress(anyio.WouldBlock, anyio.EndOfStream), self._to_settle:
+            with self._sent, suppress(anyio.WouldBlock, anyio.EndOfStream):
                 while True:
-                    self._to_settle.receive_nowait()()
+                    self._sent.receive_nowait()()
 
     def close(self) -> None:
         """Refuse every further change."""
         self._closed = True
-        self._settle.close()
+        self._outbox.close()
 
     def _change(self, change: Callable[[_State], T]) -> Pending[T]:
         pending = Pending[T]()
         if self._closed:
-            pending.reject(StoreClosed())
+            pending.reject(errors.StoreClosed())
             return pending
-        now = self._state
-        state = _State(
-            self._now_ms(), now.ordinal, now.sessions.copy(), now.operations.copy(), now.events
-        )
+        state = self._state.copy(self._now_ms())
         try:
             value = change(state)
-        except StoreError as error:
+        except errors.StoreError as error:
             refusal = error
-            self._settle.send_nowait(lambda: pending.reject(refusal))
+            self._outbox.send_nowait(lambda: pending.reject(refusal))
             return pending
-        state.events += state.new_events
         self._state = state
 
         def settle() -> None:
@@ -225,7 +199,7 @@ class MemoryStore(Store):
                 self._listener(state.new_events)
             pending.resolve(value)
 
-        self._settle.send_nowait(settle)
+        self._outbox.send_nowait(settle)
         return pending
 
     def _change_once(
@@ -233,28 +207,25 @@ class MemoryStore(Store):
         session_id: str,
         receipt: Receipt | None,
         render: Callable[[T], bytes] | None,
-        change: Callable[[_State], T],
+        change: Callable[[_State, str | None], T],
         status: Status = "completed",
     ) -> Pending[T | Replayed]:
         def run(state: _State) -> T | Replayed:
             if receipt is None:
-                return change(state)
-            if receipt.operation_id in state.operations:
-                known, operation = state.operations[receipt.operation_id]
+                return change(state, None)
+            operation_id, now_ms = receipt.operation_id, state.now_ms
+            if operation_id in state.operations:
+                known, operation = state.operations[operation_id]
                 if receipt != known:
-                    raise OperationReused
+                    raise errors.OperationReused
                 return Replayed(operation)
-            result = change(state)
-            state.operations[receipt.operation_id] = (
+            result = change(state, operation_id)
+            outcome = None if render is None else render(result)
+            ended_at_ms = None if status == "running" else now_ms
+            state.operations[operation_id] = (
                 receipt,
                 Operation(
-                    receipt.operation_id,
-                    receipt.method,
-                    session_id,
-                    status,
-                    started_at_ms=state.now_ms,
-                    ended_at_ms=state.now_ms if status == "completed" else None,
-                    outcome=None if render is None else render(result),
+                    operation_id, receipt.method, session_id, status, now_ms, ended_at_ms, outcome
                 ),
             )
             return result
@@ -271,18 +242,13 @@ class MemoryStore(Store):
         receipt: Receipt | None = None,
         render: Callable[[Session], bytes] | None = None,
     ) -> Pending[Session | Replayed]:
-        def change(state: _State) -> Session:
-            session_id = new.session_id
-            if session_id in state.sessions:
-                raise SessionExists
+        def change(state: _State, operation_id: str | None) -> Session:
+            if new.session_id in state.sessions:
+                raise errors.SessionExists
             session = Session(
-                session_id,
-                new.title,
-                new.cwd,
-                new.labels,
+                **structs.asdict(new),
                 created_at_ms=state.now_ms,
                 updated_at_ms=state.now_ms,
-                durability=new.durability,
                 state="active",
                 revision=0,
                 generation=0,
@@ -290,13 +256,14 @@ class MemoryStore(Store):
                 tokens=Tokens(),
                 archived_revisions=(),
                 next_entry_id=1,
-                seq=max((e.seq for e in state.events if e.session_id == session_id), default=0),
+                seq=max((e.seq for e in state.events if e.session_id == new.session_id), default=0),
                 running=None,
             )
-            session = state.keep(_Kept(session), "session.created", _id(receipt))
+            kept = state.sessions[new.session_id] = _Kept(session)
+            state.emit(kept, "session.created", operation_id)
             if items:
-                session = state.add(state.find(session_id), items, _id(receipt)).session
-            return session
+                state.add(kept, items, operation_id)
+            return kept.session
 
         return self._change_once(new.session_id, receipt, render, change)
 
@@ -309,11 +276,11 @@ class MemoryStore(Store):
         receipt: Receipt | None = None,
         render: Callable[[Appended], bytes] | None = None,
     ) -> Pending[Appended | Replayed]:
-        def change(state: _State) -> Appended:
+        def change(state: _State, operation_id: str | None) -> Appended:
             kept = state.find(session_id, expect)
             if kept.session.state == "archived":
-                raise SessionClosed
-            return state.add(kept, items, _id(receipt))
+                raise errors.SessionClosed
+            return state.add(kept, items, operation_id)
 
         return self._change_once(session_id, receipt, render, change)
 
@@ -326,41 +293,37 @@ class MemoryStore(Store):
         receipt: Receipt | None = None,
         render: Callable[[Session], bytes] | None = None,
     ) -> Pending[Session | Replayed]:
-        new = {
-            name: value
-            for name, value in structs.asdict(changes).items()
-            if value is not msgspec.UNSET
-        }
-
-        def change(state: _State) -> Session:
+        def change(state: _State, operation_id: str | None) -> Session:
             kept = state.find(session_id, expect)
-            session = structs.replace(kept.session, updated_at_ms=state.now_ms, **new)
-            kept = structs.replace(kept, session=session)
-            return state.keep(kept, "session.updated", _id(receipt))
+            new = structs.asdict(changes)
+            kept.set(**{name: new[name] for name in new if new[name] is not msgspec.UNSET})
+            kept.set(updated_at_ms=state.now_ms)
+            state.emit(kept, "session.updated", operation_id)
+            return kept.session
 
         return self._change_once(session_id, receipt, render, change)
 
     def begin(
         self, session_id: str, receipt: Receipt, *, expect: Expect = NOTHING_EXPECTED
     ) -> Pending[Session | Replayed]:
-        def change(state: _State) -> Session:
+        def change(state: _State, operation_id: str | None) -> Session:
             kept = state.find(session_id, expect)
             if kept.session.state == "archived":
-                raise SessionClosed
+                raise errors.SessionClosed
             if kept.session.running is not None:
-                raise CompactionRunning(kept.session.running)
-            session = structs.replace(kept.session, running=receipt.operation_id)
-            kept = structs.replace(kept, session=session)
-            return state.keep(kept, "compaction.started", receipt.operation_id)
+                raise errors.CompactionRunning(kept.session.running)
+            kept.set(running=operation_id)
+            state.emit(kept, "compaction.started", operation_id)
+            return kept.session
 
-        return self._change_once(session_id, receipt, None, change, status="running")
+        return self._change_once(session_id, receipt, None, change, "running")
 
     def end(
         self, operation_id: str, status: Status, outcome: bytes, event: dict[str, object]
     ) -> Pending[Operation]:
         def change(state: _State) -> Operation:
             if operation_id not in state.operations:
-                raise OperationUnknown
+                raise errors.OperationUnknown
             if state.operations[operation_id][1].status == "running":
                 state.finish(operation_id, status, lambda _: outcome, **event)
             return state.operations[operation_id][1]
@@ -376,35 +339,33 @@ class MemoryStore(Store):
             kept = state.find(session_id)
             old = kept.session
             if (old.revision, old.generation) != (archive.revision, archive.generation):
-                raise Superseded
+                raise errors.Superseded
             if archive.kind == "compaction" and old.running != operation_id:
-                raise Superseded  # it was ended, by a cancel for instance
-            new = structs.replace(
-                old,
+                raise errors.Superseded  # it was ended, by a cancel for instance
+            kept.lines = tuple(map(encode_entry, change.history))
+            kept.calls = frozenset(change.calls)
+            kept.revisions = (archive, *kept.revisions)
+            kept.set(
                 updated_at_ms=state.now_ms,
                 revision=old.revision + 1,
                 generation=old.generation + 1,
-                entries=len(change.history),
+                entries=len(kept.lines),
                 tokens=change.tokens,
-                archived_revisions=(old.revision, *old.archived_revisions),
+                archived_revisions=(archive.revision, *old.archived_revisions),
                 next_entry_id=change.next_entry_id,
             )
-            lines = tuple(map(encode_entry, change.history))
-            new = state.keep(
-                _Kept(new, lines, frozenset(change.calls), (archive, *kept.revisions)),
-                "history.replaced",
-                operation_id,
-                kind=archive.kind,
-                from_generation=old.generation,
-                to_generation=new.generation,
-                archived_revision=old.revision,
-                entries_before=old.entries,
-                entries_after=new.entries,
-                **change.event,
-            )
-            if new.running == operation_id:
-                new = state.finish(operation_id, "completed", render)
-            return new
+            members: dict[str, object] = {
+                "kind": archive.kind,
+                "from_generation": old.generation,
+                "to_generation": kept.session.generation,
+                "archived_revision": archive.revision,
+                "entries_before": old.entries,
+                "entries_after": kept.session.entries,
+            }
+            state.emit(kept, "history.replaced", operation_id, **members | change.event)
+            if old.running == operation_id:
+                state.finish(operation_id, "completed", render, **change.finished)
+            return state.sessions[session_id].session
 
         return self._change(run)
 
@@ -415,15 +376,147 @@ class MemoryStore(Store):
         expect: Expect = NOTHING_EXPECTED,
         receipt: Receipt | None = None,
         render: Callable[[bool], bytes] | None = None,
+        ended: bytes = b"{}",
     ) -> Pending[bool | Replayed]:
-        def change(state: _State) -> bool:
+        def change(state: _State, operation_id: str | None) -> bool:
             if session_id not in state.sessions:
                 return False
             running = state.find(session_id, expect).session.running
             if running is not None:
-                state.finish(running, "cancelled", lambda _: b"{}", reason="session_deleted")
-            state.keep(state.find(session_id), "session.deleted", _id(receipt))
-            ...
+                state.finish(running, "cancelled", lambda _: ended, reason="session_deleted")
+            state.emit(state.find(session_id), "session.deleted", operation_id)
+            *earlier, deleted = state.events
+            state.events = (*(e for e in earlier if e.session_id != session_id), deleted)
+            state.archives = {k: v for k, v in state.archives.items() if k[0] != session_id}
+            del state.sessions[session_id]
             return True
 
         return self._change_once(session_id, receipt, render, change)
+
+    # Archives.
+
+    async def archive(self, session: Session, kind: Kind, operation_id: str) -> Revision:
+        kept = self._state.find(session.session_id)
+        if kept.session.revision != session.revision:
+            raise errors.Superseded
+        self._state.archives[session.session_id, session.revision] = kept.lines
+        content = b"".join(line + b"\n" for line in kept.lines)
+        return Revision(
+            session.revision,
+            session.generation,
+            kind,
+            operation_id,
+            archived_at_ms=self._now_ms(),
+            entries=len(kept.lines),
+            tokens=session.tokens,
+            bytes=len(content),
+            sha256=hashlib.sha256(content).hexdigest(),
+        )
+
+    async def discard_archive(self, session_id: str, revision: int) -> None:
+        kept = self._state.sessions.get(session_id)
+        if kept is None or revision not in kept.session.archived_revisions:
+            self._state.archives.pop((session_id, revision), None)
+
+    # Reads.
+
+    async def session(self, session_id: str) -> Session:
+        return self._state.find(session_id).session
+
+    async def sessions(self, query: Query) -> list[Session]:
+        key = "session_id" if query.sort == "session_id" else f"{query.sort}_ms"
+        part = None if query.title_contains is None else query.title_contains.lower()
+        behind = operator.gt if query.order == "asc" else operator.lt
+
+        def place(session: Session) -> tuple[Any, str]:
+            return getattr(session, key), session.session_id
+
+        def asked_for(session: Session) -> bool:
+            at_ms = session.updated_at_ms
+            return (
+                query.state in (None, session.state)
+                and query.cwd in (None, session.cwd)
+                and query.labels.items() <= session.labels.items()
+                and (part is None or (session.title is not None and part in session.title.lower()))
+                and (query.updated_after_ms is None or at_ms > query.updated_after_ms)
+                and (query.updated_before_ms is None or at_ms < query.updated_before_ms)
+                and (query.after is None or behind(place(session), query.after))
+            )
+
+        found = filter(asked_for, [kept.session for kept in self._state.sessions.values()])
+        return sorted(found, key=place, reverse=query.order == "desc")[: query.limit]
+
+    async def revisions(self, session_id: str) -> list[Revision]:
+        return list(self._state.find(session_id).revisions)
+
+    async def page(
+        self,
+        session_id: str,
+        *,
+        revision: int | None = None,
+        generation: int | None = None,
+        start: int | None = None,
+        total: int | None = None,
+        limit: int,
+        bytes_max: int,
+        order: Order = "asc",
+    ) -> Page:
+        kept = self._state.find(session_id)
+        session, lines = kept.session, kept.lines
+        at = session.revision, session.generation
+        if revision not in (None, at[0]) or generation not in (None, at[1]):
+            asked = (revision, generation)
+            for archived in kept.revisions:
+                at = archived.revision, archived.generation
+                if asked in ((at[0], None), (None, at[1]), at):
+                    break
+            else:
+                raise errors.RevisionUnknown(revision)
+            lines = self._state.archives[session_id, at[0]]
+        lines = lines[:total]
+        if order == "asc":
+            indexes = [i for i in range(len(lines)) if start is None or i >= start]
+        else:
+            indexes = [i for i in reversed(range(len(lines))) if start is None or i <= start]
+        entries: list[bytes] = []
+        bytes_left = bytes_max
+        for index in indexes:
+            bytes_left -= len(lines[index]) + 1  # with its line end
+            if entries and (len(entries) == limit or bytes_left < 0):
+                return Page(session, *at, len(lines), entries, next_index=index)
+            entries.append(lines[index])
+        return Page(session, *at, len(lines), entries, next_index=None)
+
+    async def events(self, session_id: str, *, after_seq: int, limit: int) -> list[Event]:
+        of_session = (e for e in self._state.events if e.session_id == session_id)
+        return [e for e in of_session if e.seq > after_seq][:limit]
+
+    async def events_of_all(self, *, after_ordinal: int, limit: int) -> list[Event]:
+        return [e for e in self._state.events if e.ordinal > after_ordinal][:limit]
+
+    async def last_ordinal(self) -> int:
+        return self._state.ordinal
+
+    async def operation(self, operation_id: str) -> Operation:
+        if operation_id not in self._state.operations:
+            raise errors.OperationUnknown
+        return self._state.operations[operation_id][1]
+
+    async def health(self) -> StoreHealth:
+        return StoreHealth(not self._closed, False, 0, 0, 0, waiting_changes=0)
+
+
+@asynccontextmanager
+async def open_memory_store(
+    *,
+    now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    store_id: str = "memory",
+) -> AsyncGenerator[MemoryStore]:
+    """An empty store, closed at the end of the block: every Pending is settled by then."""
+    store = MemoryStore(now_ms, store_id)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(store.run)
+        try:
+            yield store
+        finally:
+            store.close()

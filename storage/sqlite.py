@@ -634,27 +634,18 @@ class _Span:
     ) -> Page:
         """Take lines, which belong to `indexes`, until `bytes_max` would be passed."""
         entries: list[bytes] = []
+        next_index: int | None = None
         room = self.bytes_max
-        for line in lines:
+        for index, line in zip(indexes, lines, strict=False):
             room -= len(line) + 1
             if room < 0 and entries:
+                next_index = index
                 break
             entries.append(line)
-            if len(entries) == len(indexes):
-                break
-        if len(entries) < len(indexes):
-            next_index = indexes[len(entries)]
         else:
-            following = indexes.stop
-            next_index = following if 0 <= following < total else -1
-        return Page(
-            session,
-            revision,
-            generation,
-            total,
-            entries,
-            next_index if indexes and next_index >= 0 else None,
-        )
+            if indexes and 0 <= indexes.stop < total:
+                next_index = indexes.stop
+        return Page(session, revision, generation, total, entries, next_index)
 
 
 class _snapshot:
