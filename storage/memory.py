@@ -1,6 +1,6 @@
 """The Store in plain dictionaries: what `store.py` promises, said as code, for tests.
 
-A change works on a copy of the state, which becomes the state unless the change is refused: that is
+A change works on a copy of the state, which becomes the state unless the change raises: that is
 all there is to atomicity here. It takes effect at the call, so reads see it at once; its events and
 its Pending follow on a later turn of the event loop, in the order of the calls.
 """
@@ -188,7 +188,7 @@ class MemoryStore(Store):
         state = self._state.copy(self._now_ms())
         try:
             value = change(state)
-        except errors.StoreError as error:
+        except Exception as error:  # a refusal, or whatever `render` raises
             refusal = error
             self._outbox.send_nowait(lambda: pending.reject(refusal))
             return pending
