@@ -1,6 +1,6 @@
 """One connection: bytes in, requests to the dispatcher, answers and notifications out.
 
-One task reads, one writes. A request that only waits for a change to become durable has no task; every other has
+One task reads; what the kernel does not take at once is written by another. A request that only waits for a change to become durable has no task; every other has
 one, with a cancel scope of its own. Requests of this connection for the same session take effect in the order in
 which they came (PROTOCOL.md §1): changes overlap with changes and reads with reads, but not one with the other.
 """
@@ -15,12 +15,13 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 import msgspec
-from anyio.abc import SocketAttribute, SocketStream, TaskGroup
+from anyio.abc import TaskGroup
 
 from recapd.daemon.actor import Kind, Order
 from recapd.daemon.authority import Principal
 from recapd.daemon.dispatch import DECODERS, Later, rpc_error
 from recapd.daemon.signal import Signal
+from recapd.daemon.stream import Stream
 from recapd.protocol.codec import (
     NULL,
     Invalid,
@@ -83,7 +84,7 @@ class Call:
 class Connection:
     """Made by the listener, and served until either side ends it."""
 
-    def __init__(self, stream: SocketStream, principal: Principal, service: "Service") -> None:
+    def __init__(self, stream: Stream, principal: Principal, service: "Service") -> None:
         settings = service.settings
         self.service = service
         self.principal = principal
@@ -96,8 +97,9 @@ class Connection:
         self._lanes: dict[str, Order] = {}
         self._tasks: TaskGroup
         self._output: list[bytes] = []
-        self._output_bytes = 0
-        self._output_ready = anyio.Event()
+        self._output_bytes = 0  # not taken by the kernel yet
+        self._flush_is_due = False  # somebody will call `flush`
+        self._writing = False  # there is a task that waits for the peer to read
         self._progress = Signal()  # a request was answered, or output was sent
         self._overloaded = False
         self._ending = False
@@ -105,17 +107,17 @@ class Connection:
     # The life of a connection.
 
     async def serve(self) -> None:
-        """Until the peer has gone, was refused, or `close` was called. Raises nothing of its own."""
+        """Until the peer has gone or `end` was called. Raises nothing of its own."""
         try:
-            async with self._stream, anyio.create_task_group() as self._tasks:
-                self._tasks.start_soon(self._write)
+            async with anyio.create_task_group() as self._tasks:
                 await self._read()
-                if not self._peer_is_gone():
+                if self._peer_is_gone():
+                    self._tasks.cancel_scope.cancel()
+                else:
                     # It sends no more but may still be reading: what is under way is answered.
                     await self._end_when_answered()
-                else:
-                    self._tasks.cancel_scope.cancel()
         finally:
+            self._stream.close()
             self.service.subscriptions.drop(self)
 
     def drain(self) -> None:
@@ -130,65 +132,95 @@ class Connection:
     def end(self) -> None:
         """Send what is waiting to be sent, then close."""
         self._ending = True
-        self._output_ready.set()
+        self.flush()
 
     def _peer_is_gone(self) -> bool:
-        """At the end of its stream: has it closed both directions, or only its own (shutdown(2))?"""
+        """At the end of its stream: has it closed both ways, or only its own (shutdown(2))?"""
         if self._framer.fault is not None or self._ending:
             return False
         poll = select.poll()
-        poll.register(self._stream.extra(SocketAttribute.raw_socket), 0)
+        poll.register(self._stream.socket, 0)
         return any(event & (select.POLLHUP | select.POLLERR) for _, event in poll.poll(0))
 
     async def _read(self) -> None:
         framer = self._framer
         while True:
+            self.flush()
             try:
                 data = await self._stream.receive(_READ_BYTES)
-            except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            except OSError:
                 return
+            if not data:
+                return
+            self._flush_is_due = True  # all answers that need no waiting go out together
             for count, frame in enumerate(framer.receive(data), start=1):
                 await self._take(frame)
                 while (
                     self._overloaded and len(self._in_flight) > self._settings.in_flight_max // 2
                 ) or self._output_bytes > _OUTPUT_HIGH_BYTES:
-                    await self._progress.wait()
+                    await self._pause()
                 self._overloaded = False
                 if count % _FRAMES_PER_TURN == 0:
                     await anyio.lowlevel.checkpoint()
             if framer.fault is not None:
                 self.send(encode_error(NULL, framer.fault))
                 return
+            if len(data) == _READ_BYTES:
+                await anyio.lowlevel.checkpoint()  # the peer may well send faster than we read
 
-    async def _write(self) -> None:
-        while True:
-            if not self._output:
-                if self._ending:
-                    self._tasks.cancel_scope.cancel()
-                    return
-                self._output_ready = anyio.Event()
-                await self._output_ready.wait()
-                continue
-            # Half a frame is never left on the stream: after an interrupted write comes the close.
-            data = b"".join(self._output)
-            self._output.clear()
-            try:
-                with anyio.fail_after(self._settings.send_timeout_s):
-                    await self._stream.send(data)
-            except (anyio.BrokenResourceError, anyio.ClosedResourceError, TimeoutError):
-                self._tasks.cancel_scope.cancel()
-                return
-            self._output_bytes -= len(data)
-            self._progress.send()
+    async def _pause(self) -> None:
+        """Let the reader wait until a request was answered or output was sent."""
+        self.flush()
+        await self._progress.wait()
 
     # Output.
 
     def send(self, frame: bytes) -> None:
-        """Queue one frame."""
+        """Queue one frame; it goes out at the end of this turn of the event loop at the latest."""
         data = self._framer.encode(frame)
         self._output.append(data)
         self._output_bytes += len(data)
-        self._output_ready.set()
+        if not self._flush_is_due:
+            self._flush_is_due = True
+            self.service.flusher.add(self)
+
+    def flush(self) -> None:
+        """Give the kernel what is queued; what it does not take is sent by a task of its own."""
+        self._flush_is_due = False
+        if self._writing:
+            return
+        if self._output:
+            data = b"".join(self._output)
+            self._output.clear()
+            try:
+                sent = self._stream.try_send(data)
+            except OSError:
+                self._tasks.cancel_scope.cancel()
+                return
+            self._output_bytes -= sent
+            if sent < len(data):
+                self._writing = True
+                self._tasks.start_soon(self._write, data[sent:])
+                return
+            self._progress.send()
+        if self._ending:
+            self._tasks.cancel_scope.cancel()
+
+    async def _write(self, data: bytes) -> None:
+        """Send all that is queued, starting with `data`. After an interrupted write comes the close."""
+        while data:
+            try:
+                with anyio.fail_after(self._settings.send_timeout_s):
+                    await self._stream.send(data)
+            except (OSError, TimeoutError):
+                self._tasks.cancel_scope.cancel()
+                return
+            self._output_bytes -= len(data)
+            data = b"".join(self._output)
+            self._output.clear()
+            self._progress.send()
+        self._writing = False
+        self.flush()
 
     @property
     def keeps_up(self) -> bool:
@@ -213,6 +245,7 @@ class Connection:
             batch_max=self._settings.batch_max,
         )
         if len(frame) > _LARGE_FRAME_BYTES:
+            self.flush()
             message = await anyio.to_thread.run_sync(decode)
         else:
             message = decode()
@@ -222,7 +255,7 @@ class Connection:
         batch = _Batch(self.send, sum(one.id is not None for one in message))
         for one in message:
             while len(self._in_flight) >= self._settings.in_flight_max:
-                await self._progress.wait()  # a batch may be longer than what may be in flight
+                await self._pause()  # a batch may be longer than what may be in flight
             await self._one(one, batch.add)
 
     async def _one(self, message: Request | Invalid, reply: Reply) -> None:
@@ -352,6 +385,8 @@ class Connection:
         if request.id is None:
             return
         try:
+            if isinstance(result, msgspec.Struct):  # whose types say that it is strict JSON
+                result = msgspec.Raw(_encode(result))
             frame = encode_result(request.id, result)
             if len(frame) > self._settings.frame_bytes_max:
                 raise FrameTooLarge(limit_bytes=self._settings.frame_bytes_max)
@@ -413,4 +448,26 @@ def _nothing() -> None:
     pass
 
 
+_encode = msgspec.json.Encoder().encode
 _cancel_decoder = msgspec.json.Decoder(CancelRequestParams)
+
+
+class Flusher:
+    """Sends what connections have queued, once a turn of the event loop for all of them."""
+
+    def __init__(self) -> None:
+        self._due: list[Connection] = []
+        self._signal = Signal()
+
+    def add(self, connection: Connection) -> None:
+        self._due.append(connection)
+        if len(self._due) == 1:
+            self._signal.send()
+
+    async def run(self) -> None:
+        while True:
+            if not self._due:
+                await self._signal.wait()
+            due, self._due = self._due, []
+            for connection in due:
+                connection.flush()

@@ -105,6 +105,20 @@ def _place(error: BaseException) -> str:
     return " > ".join(places[-6:])
 
 
+class _Fits(inspect.Signature):
+    """jsonrpcserver binds the arguments of each call to the signature, for 9 µs.
+
+    Here they always fit: a call and the parameters, which were decoded as the method's own type.
+    """
+
+    def bind(self, /, *args: Any, **kwargs: Any) -> inspect.BoundArguments:
+        return _BOUND
+
+
+_FITS: Final = _Fits()
+_BOUND: Final = inspect.Signature().bind()
+
+
 def _guarded(method: Method, handler: Handler) -> Callable[..., Awaitable[Any]]:
     """What jsonrpcserver calls: checks the scope, and lets no exception out but a cancellation."""
 
@@ -116,8 +130,7 @@ def _guarded(method: Method, handler: Handler) -> Callable[..., Awaitable[Any]]:
             said = rpc_error(error)
             return Error(said.code, said.message, said)
 
-    # jsonrpcserver asks for the signature at each call; found here, it costs 2 µs instead of 9.
-    guarded.__signature__ = inspect.signature(guarded)  # type: ignore[attr-defined]
+    guarded.__signature__ = _FITS  # type: ignore[attr-defined]  # functions may have one
     return guarded
 
 

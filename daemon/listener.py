@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Final
 
 import anyio
-from anyio.abc import SocketAttribute, SocketListener, SocketStream, TaskGroup
+from anyio.abc import TaskGroup
 
 from recapd.daemon.authority import owner
 from recapd.daemon.connection import Connection
 from recapd.daemon.service import Service
+from recapd.daemon.stream import Stream, accept
 from recapd.protocol.codec import NULL, encode_error
 from recapd.protocol.errors import Overloaded
 from recapd.storage.lock import Locked, hold, make_private_folder
@@ -99,35 +100,33 @@ def _remove_stale(path: Path) -> None:
 
 
 async def accept_connections(bound: socket.socket, service: Service, tasks: TaskGroup) -> None:
-    """Accept until cancelled. An error of accept is waited out, and one connection never ends another."""
-    listener = await SocketListener.from_socket(bound)
-    while True:
-        try:
-            stream = await listener.accept()
-        except OSError as error:
+    """Accept until cancelled. One connection never ends another."""
+    async for stream in accept(bound):
+        if isinstance(stream, OSError):
             # Out of descriptors, most likely: those that are open go on, the next wait in the backlog.
-            logger.warning("accept: %s", errno.errorcode.get(error.errno or 0, "error"))
+            logger.warning("accept: %s", errno.errorcode.get(stream.errno or 0, "error"))
             await anyio.sleep(_RETRY_S)
-            continue
-        tasks.start_soon(_serve, stream, service)
+        else:
+            tasks.start_soon(_serve, stream, service)
 
 
-async def _serve(stream: SocketStream, service: Service) -> None:
-    peer = stream.extra(SocketAttribute.raw_socket)
-    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+async def _serve(stream: Stream, service: Service) -> None:
+    credentials = stream.socket.getsockopt(
+        socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")
+    )
     _, uid, _ = struct.unpack("3i", credentials)
     if uid != os.geteuid():
         logger.warning("refused a connection of another user")
-        await stream.aclose()
+        stream.close()
         return
     if service.draining:
-        await stream.aclose()
+        stream.close()
         return
     if len(service.connections) >= service.settings.connections_max:
-        with anyio.move_on_after(1), suppress(anyio.BrokenResourceError):
+        with suppress(OSError):
             refusal = encode_error(NULL, Overloaded(retry_after_ms=_RETRY_AFTER_MS))
-            await stream.send(refusal + b"\n")
-        await stream.aclose()
+            stream.try_send(refusal + b"\n")
+        stream.close()
         return
     connection = Connection(stream, owner(uid), service)
     service.connections.add(connection)

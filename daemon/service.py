@@ -10,7 +10,7 @@ from anyio.abc import TaskGroup
 from recapd.daemon.actor import Actors
 from recapd.daemon.compactions import Compactions
 from recapd.daemon.config import Settings
-from recapd.daemon.connection import Connection
+from recapd.daemon.connection import Connection, Flusher
 from recapd.daemon.dispatch import Dispatcher, Handler
 from recapd.daemon.handlers import events, history, operations, server, sessions
 from recapd.daemon.signal import Signal
@@ -82,6 +82,8 @@ class Service:
         self.new_id = new_id
         self.instance_id = new_id()
         self.started_at_ms = now_ms()
+        self.flusher = Flusher()
+        tasks.start_soon(self.flusher.run)
         self.connections: set[Connection] = set()
         self.actors = Actors(store)
         self.subscriptions = Subscriptions(store)

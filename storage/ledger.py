@@ -51,12 +51,10 @@ _SWEEP_ROWS: Final = (
 
 _SESSION_COLUMNS: Final = (
     "key, session_id, title, cwd, labels, created_at_ms, updated_at_ms, durability, state, revision,"
-    " generation, base, entries, tokens_counted, tokens_estimated, next_entry_id, seq,"
-    # What other tables know of it: archived revisions, newest first, and the running compaction.
-    " (SELECT group_concat(revision) FROM (SELECT revision FROM archives WHERE archives.key = sessions.key"
-    " ORDER BY revision DESC)),"
-    " (SELECT operation_id FROM operations WHERE operations.session_id = sessions.session_id"
-    " AND status = 'running')"
+    " generation, base, entries, tokens_counted, tokens_estimated, next_entry_id, seq, running,"
+    # Archived revisions, newest first.
+    " CASE WHEN generation > 0 THEN (SELECT group_concat(revision) FROM (SELECT revision"
+    " FROM archives WHERE archives.key = sessions.key ORDER BY revision DESC)) END"
 )
 SELECT_SESSION: Final = f"SELECT {_SESSION_COLUMNS} FROM sessions"
 SELECT_OPERATION: Final = "SELECT operation_id, method, session_id, status, started_at_ms, ended_at_ms, outcome FROM operations"
@@ -86,8 +84,8 @@ class SessionRow:
     tokens_estimated: int
     next_entry_id: int
     seq: int
-    archived_revisions: tuple[int, ...]
     running: str | None
+    archived_revisions: tuple[int, ...]
 
     def session(self) -> Session:
         """The row as the Store shows it."""
@@ -113,10 +111,9 @@ class SessionRow:
 
 def session_row(row: tuple[Any, ...]) -> SessionRow:
     """From a row that SELECT_SESSION gave."""
-    *columns, archived, running = row
+    *columns, archived = row
     columns[4] = _decode_labels(columns[4])
-    revisions = tuple(map(int, archived.split(","))) if archived else ()
-    return SessionRow(*columns, revisions, running)
+    return SessionRow(*columns, tuple(map(int, archived.split(","))) if archived else ())
 
 
 def operation_of(row: tuple[Any, ...]) -> Operation:
@@ -125,13 +122,19 @@ def operation_of(row: tuple[Any, ...]) -> Operation:
 
 
 class CommitFailed(Exception):
-    """COMMIT answered with an error, which does not say whether the transaction was made."""
+    """COMMIT answered with an error, which does not say whether the transaction was made.
 
-    def __init__(self, error: sqlite3.Error, commits: int, outcomes: "list[Outcome]") -> None:
+    If it was, the highest ordinal is `ordinal`, and these are its outcomes and events.
+    """
+
+    def __init__(
+        self, error: sqlite3.Error, ordinal: int, outcomes: "list[Outcome]", events: list[Event]
+    ) -> None:
         super().__init__()
         self.error = error
-        self.commits = commits  # what store.commits is if it was made
-        self.outcomes = outcomes  # what holds if it was made
+        self.ordinal = ordinal
+        self.outcomes = outcomes
+        self.events = events
 
 
 Change = Callable[["Ledger"], Any]
@@ -155,13 +158,10 @@ class Ledger:
         self._changed: dict[int, SessionRow] = {}
         self._lines: list[tuple[int, bytes]] = []
         self._calls: list[tuple[int, int, str]] = []
-        self._event_rows: list[tuple[int, str, int, str, bytes]] = []
+        self._event_rows: list[tuple[int, int, int, str, bytes]] = []
         self.events: list[Event] = []
         self._now = 0
-        (self._ordinal,) = connection.execute(
-            "SELECT coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'events'), 0)"
-        ).fetchone()
-        (self.commits,) = connection.execute("SELECT commits FROM store").fetchone()
+        self.ordinal = self._last_ordinal()
         (garbage,) = connection.execute("SELECT count(*) FROM garbage").fetchone()
         self.has_garbage = garbage > 0
 
@@ -184,7 +184,6 @@ class Ledger:
                 except StoreError as refusal:
                     outcomes.append(refusal)
             self.flush()
-            self._db.execute("UPDATE store SET commits = commits + 1")
         except BaseException:
             self._forget()
             if (
@@ -195,8 +194,7 @@ class Ledger:
         try:
             self._db.execute("COMMIT")
         except sqlite3.Error as error:
-            raise CommitFailed(error, self.commits + 1, outcomes) from error
-        self.commits += 1
+            raise CommitFailed(error, self.ordinal, outcomes, self.events) from error
         if len(self._rows) > _CACHED_ROWS_MAX:
             self._rows.clear()
         # Rows first, files after: a row without its file would be a loss, a file without a row is swept at start.
@@ -205,6 +203,10 @@ class Ledger:
         self._removed_archives.clear()
         return outcomes, self.events
 
+    def _last_ordinal(self) -> int:
+        (ordinal,) = self._db.execute("SELECT coalesce(max(ordinal), 0) FROM events").fetchone()
+        return int(ordinal)
+
     def _forget(self) -> None:
         self._rows.clear()
         self._changed.clear()
@@ -212,9 +214,7 @@ class Ledger:
         self._calls.clear()
         self._event_rows.clear()
         self._removed_archives.clear()
-        (self._ordinal,) = self._db.execute(
-            "SELECT coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'events'), 0)"
-        ).fetchone()
+        self.ordinal = self._last_ordinal()
 
     def flush(self) -> None:
         """Write what was gathered."""
@@ -227,22 +227,18 @@ class Ledger:
             self._calls.clear()
         if self._event_rows:
             db.executemany(
-                "INSERT INTO events (ordinal, session_id, seq, method, body) VALUES (?, ?, ?, ?, ?)",
+                "INSERT INTO events (ordinal, key, seq, method, body) VALUES (?, ?, ?, ?, ?)",
                 self._event_rows,
             )
             self._event_rows.clear()
         if self._changed:
             db.executemany(
-                "UPDATE sessions SET title = ?, cwd = ?, labels = ?, updated_at_ms = ?, state = ?, revision = ?,"
-                " generation = ?, base = ?, entries = ?, tokens_counted = ?, tokens_estimated = ?,"
-                " next_entry_id = ?, seq = ? WHERE key = ?",
+                "UPDATE sessions SET updated_at_ms = ?, revision = ?, generation = ?, base = ?,"
+                " entries = ?, tokens_counted = ?, tokens_estimated = ?, next_entry_id = ?, seq = ?,"
+                " running = ? WHERE key = ?",
                 [
                     (
-                        row.title,
-                        row.cwd,
-                        _encode(row.labels).decode(),
                         row.updated_at_ms,
-                        row.state,
                         row.revision,
                         row.generation,
                         row.base,
@@ -251,6 +247,7 @@ class Ledger:
                         row.tokens_estimated,
                         row.next_entry_id,
                         row.seq,
+                        row.running,
                         row.key,
                     )
                     for row in self._changed.values()
@@ -288,7 +285,7 @@ class Ledger:
         members: dict[str, object] | None = None,
     ) -> None:
         row.seq += 1
-        self._ordinal += 1
+        self.ordinal += 1
         body = event_body(
             row.session_id,
             row.seq,
@@ -299,8 +296,8 @@ class Ledger:
             members or {},
         )
         self._changed[row.key] = row
-        self._event_rows.append((self._ordinal, row.session_id, row.seq, method, body))
-        self.events.append(Event(self._ordinal, row.session_id, row.seq, method, body))
+        self._event_rows.append((self.ordinal, row.key, row.seq, method, body))
+        self.events.append(Event(self.ordinal, row.session_id, row.seq, method, body))
 
     def _replay(self, receipt: Receipt | None) -> Replayed | None:
         if receipt is None:
@@ -388,9 +385,10 @@ class Ledger:
             pass
         else:
             raise SessionExists
-        (seq,) = self._db.execute(
-            "SELECT coalesce(max(seq), 0) FROM events WHERE session_id = ?", (new.session_id,)
+        tombstone = self._db.execute(
+            "SELECT key, seq FROM tombstones WHERE session_id = ?", (new.session_id,)
         ).fetchone()
+        seq = 0 if tombstone is None else tombstone[1]
         cursor = self._db.execute(
             "INSERT INTO sessions (session_id, title, cwd, labels, created_at_ms, updated_at_ms, durability,"
             " state, revision, generation, base, entries, tokens_counted, tokens_estimated, next_entry_id, seq)"
@@ -419,9 +417,12 @@ class Ledger:
             *(0, 0, 0, 0, 0, 0),
             1,
             seq,
-            (),
             None,
+            (),
         )
+        if tombstone is not None:
+            self._db.execute("UPDATE events SET key = ? WHERE key = ?", (row.key, tombstone[0]))
+            self._db.execute("DELETE FROM tombstones WHERE key = ?", (tombstone[0],))
         operation_id = receipt.operation_id if receipt else None
         self._event(row, "session.created", operation_id)
         if items:
@@ -477,6 +478,10 @@ class Ledger:
             if value is not msgspec.UNSET:
                 setattr(row, name, value)
         row.updated_at_ms = self._now
+        self._db.execute(
+            "UPDATE sessions SET title = ?, cwd = ?, labels = ?, state = ? WHERE key = ?",
+            (row.title, row.cwd, _encode(row.labels).decode(), row.state, row.key),
+        )
         self._event(row, "session.updated", receipt.operation_id if receipt else None)
         session = row.session()
         self._record(receipt, session_id, "completed", render(session) if render else None)
@@ -606,7 +611,8 @@ class Ledger:
         self._event(row, "session.deleted", receipt.operation_id if receipt else None)
         self.flush()
         db = self._db
-        db.execute("DELETE FROM events WHERE session_id = ? AND seq < ?", (session_id, row.seq))
+        db.execute("DELETE FROM events WHERE key = ? AND seq < ?", (row.key, row.seq))
+        db.execute("INSERT INTO tombstones VALUES (?, ?, ?)", (session_id, row.key, row.seq))
         db.execute("DELETE FROM calls WHERE key = ?", (row.key,))
         db.execute("DELETE FROM archives WHERE key = ?", (row.key,))
         db.execute("DELETE FROM sessions WHERE key = ?", (row.key,))

@@ -128,10 +128,12 @@ async def open_store(
             await store.open(new_id(), interrupted)
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(store.run)
+                tasks.start_soon(store.put_log_away)
                 try:
                     yield store
                 finally:
                     store.finish()
+                    tasks.cancel_scope.cancel()
         finally:
             # An unclosed connection has a live thread, and the process would never end.
             with anyio.CancelScope(shield=True), anyio.move_on_after(_CLOSE_TIMEOUT_S):
@@ -151,6 +153,7 @@ class SqliteStore(Store):
         self._queue: deque[tuple[Change, Pending[Any]]] = deque()
         self._work = anyio.Event()
         self._finishing = False
+        self._batches = 0
         self._writer: aiosqlite.Connection | None = None
         self._ledger: Ledger | None = None
         self._readers: list[aiosqlite.Connection] = []
@@ -262,35 +265,39 @@ class SqliteStore(Store):
         return pending
 
     async def run(self) -> None:
-        """Make the changes that wait, all that wait at once, until `finish`."""
-        while True:
-            if self._queue:
-                batch = [self._queue.popleft() for _ in range(min(len(self._queue), _BATCH_MAX))]
-                # What was begun is made and told, whatever happens to those who wait for it.
-                with anyio.CancelScope(shield=True):
-                    await self._make(batch)
-            elif self._finishing:
-                return
-            elif self._ledger is not None and self._ledger.has_garbage:
-                with anyio.CancelScope(shield=True):
+        """Make the changes that wait, all that wait at once, until `finish`.
+
+        Not to be cancelled: what was handed over is made and told, whatever happens to those who wait for it.
+        """
+        with anyio.CancelScope(shield=True):
+            while True:
+                if self._queue:
+                    waiting = min(len(self._queue), _BATCH_MAX)
+                    await self._make([self._queue.popleft() for _ in range(waiting)])
+                elif self._finishing:
+                    return
+                elif self._ledger is not None and self._ledger.has_garbage:
                     await self._make([(lambda ledger: ledger.sweep(), Pending())])
-            else:
-                self._work = anyio.Event()
-                with anyio.move_on_after(_IDLE_S) as idle:
-                    await self._work.wait()
-                if idle.cancelled_caught:
-                    await self._put_log_away()
+                else:
+                    self._work = anyio.Event()
                     await self._work.wait()
 
-    async def _put_log_away(self) -> None:
-        if self._writer is not None:
-            with anyio.CancelScope(shield=True):
-                try:
-                    await call(self._writer, _checkpoint, raw(self._writer))
-                except sqlite3.Error:
-                    pass  # a reader is in its way, or the disk fails: the next change will say
+    async def put_log_away(self) -> None:
+        """Bring the log into the database and cut it, once there was no change for a while."""
+        seen = done = 0
+        while True:
+            await anyio.sleep(_IDLE_S)
+            if seen == self._batches != done and self._writer is not None:
+                done = seen
+                with anyio.CancelScope(shield=True):
+                    try:
+                        await call(self._writer, _checkpoint, raw(self._writer))
+                    except sqlite3.Error:
+                        pass  # a reader is in its way, or the disk fails: the next change will say
+            seen = self._batches
 
     async def _make(self, batch: Sequence[tuple[Change, Pending[Any]]]) -> None:
+        self._batches += 1
         outcomes, events = await self._transact([change for change, _ in batch])
         if events:
             self._listener(events)
@@ -339,21 +346,20 @@ class SqliteStore(Store):
 
         What the page cache shows after a failed fsync need not be on the disk. So every connection is closed,
         the store opened anew, and all that the log holds is brought into the database and synced there; only
-        then does its counter say which it is.
+        then does the event log say which it is.
         """
-        events = self._ledger.events if self._ledger else []
         await self.close()
         try:
             await self._connect(self._store_id)
             assert self._writer is not None
             assert self._ledger is not None
             await call(self._writer, _checkpoint, raw(self._writer))
-            made = self._ledger.commits >= failed.commits
+            made = self._ledger.ordinal >= failed.ordinal
         except (sqlite3.Error, OSError):
             await self.close()
             return [OutcomeUnknown()] * len(failed.outcomes), []
         if made:
-            return failed.outcomes, events
+            return failed.outcomes, failed.events
         return [self._judge(failed.error)] * len(failed.outcomes), []
 
     # Changes.
@@ -771,17 +777,20 @@ def _live_page(
 
 def _events(db: sqlite3.Connection, session_id: str, after_seq: int, limit: int) -> list[Event]:
     rows = db.execute(
-        "SELECT ordinal, session_id, seq, method, body FROM events WHERE session_id = ? AND seq > ?"
-        " ORDER BY seq LIMIT ?",
-        (session_id, after_seq, limit),
+        "SELECT ordinal, seq, method, body FROM events WHERE seq > ? AND key ="
+        " coalesce((SELECT key FROM sessions WHERE session_id = ?),"
+        " (SELECT key FROM tombstones WHERE session_id = ?)) ORDER BY seq LIMIT ?",
+        (after_seq, session_id, session_id, limit),
     )
-    return [Event(*row) for row in rows]
+    return [Event(ordinal, session_id, *rest) for ordinal, *rest in rows]
 
 
 def _events_of_all(db: sqlite3.Connection, after_ordinal: int, limit: int) -> list[Event]:
     rows = db.execute(
-        "SELECT ordinal, session_id, seq, method, body FROM events WHERE ordinal > ?"
-        " ORDER BY ordinal LIMIT ?",
+        "SELECT ordinal, coalesce("
+        " (SELECT session_id FROM sessions WHERE sessions.key = events.key),"
+        " (SELECT session_id FROM tombstones WHERE tombstones.key = events.key)),"
+        " seq, method, body FROM events WHERE ordinal > ? ORDER BY ordinal LIMIT ?",
         (after_ordinal, limit),
     )
     return [Event(*row) for row in rows]

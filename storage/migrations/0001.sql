@@ -1,9 +1,8 @@
 -- Schema 1. `PRAGMA user_version` says which migrations a database has had; each runs in one transaction.
 
--- The store itself. `commits` counts transactions: after an error from COMMIT it tells whether that one was made.
+-- The store itself.
 CREATE TABLE store (
-  store_id TEXT NOT NULL,
-  commits INTEGER NOT NULL DEFAULT 0
+  store_id TEXT NOT NULL
 ) STRICT;
 
 -- `base` is the position (below) of the first entry of the present history, `entries` its length.
@@ -25,7 +24,8 @@ CREATE TABLE sessions (
   tokens_counted INTEGER NOT NULL,
   tokens_estimated INTEGER NOT NULL,
   next_entry_id INTEGER NOT NULL,
-  seq INTEGER NOT NULL
+  seq INTEGER NOT NULL,
+  running TEXT  -- the operation id of its compaction that has not ended
 ) STRICT;
 CREATE INDEX sessions_updated ON sessions (updated_at_ms, session_id);
 CREATE INDEX sessions_created ON sessions (created_at_ms, session_id);
@@ -52,15 +52,23 @@ CREATE TABLE calls (
   PRIMARY KEY (key, generation, call_id)
 ) STRICT, WITHOUT ROWID;
 
--- The event log. `session_id` and not the key: the last event outlives its session.
+-- The event log. Every change writes at its end, so the highest ordinal also tells whether a commit was made.
+-- It is never removed: what a deletion leaves is its own event, which is the newest.
 CREATE TABLE events (
-  ordinal INTEGER PRIMARY KEY AUTOINCREMENT,
-  session_id TEXT NOT NULL,
+  ordinal INTEGER PRIMARY KEY,
+  key INTEGER NOT NULL,
   seq INTEGER NOT NULL,
   method TEXT NOT NULL,
   body BLOB NOT NULL
 ) STRICT;
-CREATE UNIQUE INDEX events_seq ON events (session_id, seq);
+CREATE UNIQUE INDEX events_seq ON events (key, seq);
+
+-- Deleted sessions: whose last event it is, and where a later session of the same id goes on.
+CREATE TABLE tombstones (
+  session_id TEXT PRIMARY KEY,
+  key INTEGER NOT NULL UNIQUE,
+  seq INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
 
 -- Histories that were replaced; the file is at archive.archive_path(session_id, revision).
 CREATE TABLE archives (
@@ -89,4 +97,4 @@ CREATE TABLE operations (
   ended_at_ms INTEGER,
   outcome BLOB
 ) STRICT, WITHOUT ROWID;
-CREATE UNIQUE INDEX operations_running ON operations (session_id) WHERE status = 'running';
+CREATE INDEX operations_running ON operations (operation_id) WHERE status = 'running';
