@@ -71,8 +71,12 @@ def archive_path(archives: Path, session_id: str, revision: int) -> Path:
     return archives / hashlib.sha256(session_id.encode()).hexdigest() / f"{revision}{_SUFFIX}"
 
 
-def write_archive(archives: Path, header: Header, lines: Iterable[bytes]) -> tuple[int, str]:
-    """Write, sync, read back and name one archive; durable on return. An older file of that name is replaced.
+def write_archive(
+    archives: Path, header: Header, lines: Iterable[bytes], synced: set[Path]
+) -> tuple[int, str]:
+    """Write, sync, read back and name one archive; durable on return. A file of that name is replaced.
+
+    `synced` keeps the folders whose own names are known to be durable.
 
     Returns its size in bytes and its SHA-256 in hexadecimal.
 
@@ -82,13 +86,10 @@ def write_archive(archives: Path, header: Header, lines: Iterable[bytes]) -> tup
         ValueError: `lines` does not have `header.entries` lines.
     """
     path = archive_path(archives, header.session_id, header.revision)
-    try:
-        path.parent.mkdir(mode=0o700)
-    except FileExistsError:
-        pass
-    sync_folder(
-        archives
-    )  # also when the folder was there: an earlier life may have died before its sync
+    if path.parent not in synced:
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        sync_folder(archives)  # also when it was there: an earlier life may have died before that
+        synced.add(path.parent)
     temporary = path.with_name(f".{header.revision}.{secrets.token_hex(8)}.tmp")
     descriptor = os.open(
         temporary,

@@ -108,7 +108,6 @@ def _configure(connection: sqlite3.Connection, writer: bool) -> None:
     if not writer:
         connection.execute("PRAGMA query_only=ON").fetchall()
         return
-    connection.execute("PRAGMA secure_delete=ON").fetchall()
     connection.execute("PRAGMA synchronous=FULL").fetchall()
     connection.execute("PRAGMA mmap_size=0").fetchall()
     if (

@@ -15,11 +15,13 @@ from typing import Final
 
 import msgspec
 
+_ID: Final = b'{"id":'
+_AT: Final = b',"at":"'
 _REMINDER: Final = b',"reminder":'
 _ITEM: Final = b',"item":'
 
 
-class Reminder(msgspec.Struct, frozen=True):
+class Reminder(msgspec.Struct, frozen=True, gc=False):
     """Where an item that recapd made itself comes from: provenance beside the item, never inside it."""
 
     generation: int
@@ -27,7 +29,7 @@ class Reminder(msgspec.Struct, frozen=True):
     archived_revision: int
 
 
-class Entry(msgspec.Struct, frozen=True):
+class Entry(msgspec.Struct, frozen=True, gc=False):
     """One item of a history.
 
     `entry_id` is unique in its session and never used again; `at_ms` is the time of the append in milliseconds
@@ -79,12 +81,13 @@ def decode_entry(line: bytes) -> Entry:
     Raises:
         ValueError: the line is not an entry's line.
     """
-    comma = line.index(b",")
-    item = line.index(_ITEM)
-    head = line[comma:item]
-    if not line.startswith(b'{"id":') or not head.startswith(b',"at":"') or not line.endswith(b"}"):
+    id_end = line.index(b",")
+    at_end = id_end + 32  # ,"at":"2026-12-01T10:00:00.000Z"
+    item = line.index(_ITEM, at_end)
+    if line[:6] != _ID or line[id_end : id_end + 7] != _AT or line[-1:] != b"}":
         raise ValueError("not an entry")
-    at_ms = 1000 * _read_second(head[7:26]) + int(head[27:30])
-    provenance = head[32:]
-    reminder = _decode_reminder(provenance[len(_REMINDER) :]) if provenance else None
-    return Entry(int(line[6:comma]), at_ms, line[item + len(_ITEM) : -1], reminder)
+    at_ms = 1000 * _read_second(line[id_end + 7 : id_end + 26]) + int(line[at_end - 5 : at_end - 2])
+    reminder = None
+    if item != at_end:
+        reminder = _decode_reminder(line[at_end + len(_REMINDER) : item])
+    return Entry(int(line[6:id_end]), at_ms, line[item + 8 : -1], reminder)

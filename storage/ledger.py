@@ -45,9 +45,7 @@ from recapd.storage.store import (
 
 POSITION_BITS: Final = 32  # of a position that count within a session: 4 thousand million entries
 _CACHED_ROWS_MAX: Final = 4096  # about 2 MB
-_SWEEP_ROWS: Final = (
-    256  # a slice of removal is short enough that an append behind it does not notice
-)
+_SWEEP_ROWS: Final = 1000  # removed at once: an append behind it does not notice
 
 _SESSION_COLUMNS: Final = (
     "key, session_id, title, cwd, labels, created_at_ms, updated_at_ms, durability, state, revision,"
@@ -539,7 +537,7 @@ class Ledger:
         entries_before = row.entries
         if row.entries:
             first = row.key << POSITION_BITS | row.base
-            self._discard(first, first + row.entries - 1)
+            self._discard(first, first + row.entries - 1, erase=False)
         self._db.execute(
             "INSERT INTO archives VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
@@ -621,7 +619,7 @@ class Ledger:
             db.execute(
                 "DELETE FROM garbage WHERE first BETWEEN ? AND ?", (first, first | 0xFFFFFFFF)
             )
-            self._discard(first, first + row.base + row.entries - 1)
+            self._discard(first, first + row.base + row.entries - 1, erase=True)
         del self._rows[session_id]
         self._removed_archives += [(session_id, revision) for revision in row.archived_revisions]
         self._record(receipt, session_id, "completed", render(True) if render else None)
@@ -629,22 +627,23 @@ class Ledger:
 
     # Housekeeping.
 
-    def _discard(self, first: int, last: int) -> None:
-        self._db.execute("INSERT INTO garbage (first, last) VALUES (?, ?)", (first, last))
+    def _discard(self, first: int, last: int, *, erase: bool) -> None:
+        self._db.execute("INSERT INTO garbage VALUES (?, ?, ?)", (first, last, erase))
         self.has_garbage = True
 
     def sweep(self) -> None:
         """Remove a few rows of replaced or deleted histories; `has_garbage` says whether there is more."""
-        found = self._db.execute("SELECT first, last FROM garbage LIMIT 1").fetchone()
+        found = self._db.execute("SELECT first, last, erase FROM garbage LIMIT 1").fetchone()
         if found is None:
             self.has_garbage = False
             return
-        first, last = found
+        first, last, erase = found
+        self._db.execute(f"PRAGMA secure_delete={'ON' if erase else 'OFF'}").fetchall()
         until = min(first + _SWEEP_ROWS, last + 1)
         self._db.execute("DELETE FROM entries WHERE position >= ? AND position < ?", (first, until))
         self._db.execute("DELETE FROM garbage WHERE first = ?", (first,))
         if until <= last:
-            self._discard(until, last)
+            self._discard(until, last, erase=erase)
 
     def settle(self, outcome: bytes, members: dict[str, object]) -> None:
         """At the start: end as failed every compaction that an earlier life did not end."""

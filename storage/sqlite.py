@@ -160,6 +160,7 @@ class SqliteStore(Store):
         self._reads: list[int] = []  # under way, on each reader
         self._archivist: aiosqlite.Connection | None = None
         self._damaged: StorageError | None = None
+        self._synced: set[Path] = set()  # folders of archives whose names are durable
         self._verified: dict[tuple[str, int], tuple[int, ...]] = {}
         self.swept = 0  # files that the start removed
 
@@ -250,6 +251,7 @@ class SqliteStore(Store):
         try:
             path.unlink(missing_ok=True)
             path.parent.rmdir()
+            self._synced.discard(path.parent)
         except OSError:
             pass  # the folder is not empty yet, or the disk fails: the next start sweeps what no row names
 
@@ -355,6 +357,10 @@ class SqliteStore(Store):
             assert self._ledger is not None
             await call(self._writer, _checkpoint, raw(self._writer))
             made = self._ledger.ordinal >= failed.ordinal
+            if not failed.events:
+                raise OutcomeUnknown  # it left no trace in the log either way
+        except OutcomeUnknown as error:
+            return [error] * len(failed.outcomes), []
         except (sqlite3.Error, OSError):
             await self.close()
             return [OutcomeUnknown()] * len(failed.outcomes), []
@@ -467,7 +473,7 @@ class SqliteStore(Store):
                 (first, first + row.entries - 1),
             )
             size_bytes, digest = archives.write_archive(
-                self._archives, header, (line for (line,) in lines)
+                self._archives, header, (line for (line,) in lines), self._synced
             )
         return Revision(
             row.revision,

@@ -105,14 +105,18 @@ async def divide(
         progress("partition", start, len(history))
         facts += [item_facts(history[position].item) for position in range(start, stop)]
         await anyio.lowlevel.checkpoint()
-    divided = await anyio.to_thread.run_sync(
-        partial(
-            partition,
-            history,
-            facts,
-            keep_recent_tokens=settings.keep_recent_tokens,
-            reminders=settings.reminders,
-        )
+    divide_it = partial(
+        partition,
+        history,
+        facts,
+        keep_recent_tokens=settings.keep_recent_tokens,
+        reminders=settings.reminders,
+    )
+    # A thread costs more than it saves where the work is shorter than a slice.
+    divided = (
+        divide_it()
+        if len(history) * ENTRY_BYTES <= SLICE_BYTES
+        else await anyio.to_thread.run_sync(divide_it)
     )
     progress("partition", len(history), len(history))
     return divided

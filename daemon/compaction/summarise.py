@@ -18,6 +18,8 @@ SUMMARY_CHARACTERS_MAX = 8_000
 
 NOTHING = "There was nothing to summarise."
 
+_INLINE_BYTES = 200_000  # a body that small is summarised in a millisecond or two
+
 _BETWEEN = "\n\n"
 
 
@@ -55,6 +57,8 @@ class OfflineSummariser(Summariser):
         return "offline"
 
     async def __call__(self, source: Source) -> str:
+        if sum(len(entry.item) for entry in source.body) <= _INLINE_BYTES:
+            return offline_summary(source)
         # In a thread, for an item may have 16 MiB; it reads few, so a cancel does not wait long.
         return await anyio.to_thread.run_sync(offline_summary, source)
 

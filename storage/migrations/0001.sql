@@ -38,10 +38,12 @@ CREATE TABLE entries (
   line BLOB NOT NULL
 ) STRICT;
 
--- Ranges of positions that no history holds any more.
+-- Ranges of positions that no history holds any more. `erase`: their text is to be overwritten, since its session
+-- was deleted; what a replacement left behind lives on in its archive.
 CREATE TABLE garbage (
   first INTEGER PRIMARY KEY,
-  last INTEGER NOT NULL
+  last INTEGER NOT NULL,
+  erase INTEGER NOT NULL
 ) STRICT;
 
 -- Ids of the calls that the history of one generation makes.
