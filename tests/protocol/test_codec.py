@@ -345,6 +345,14 @@ def test_one_entry_that_is_too_deep_spoils_no_batch() -> None:
     assert isinstance(number, Invalid)
 
 
+def test_a_batch_is_one_level_of_its_own() -> None:
+    """PROTOCOL.md §1, limits: depth 128 is that of the frame."""
+    for depth, kind in ((126, Request), (127, Invalid)):
+        batch = decode_frame(b"[%b,%b]" % (with_params(nested(depth)), with_params(nested(200))))
+        assert isinstance(batch, list)
+        assert isinstance(batch[0], kind)
+
+
 def test_a_notification_that_is_too_deep_is_left_unanswered() -> None:
     """PROTOCOL.md §1: never answered, not even with an error."""
     frame = b'{"jsonrpc":"2.0","method":"m","params":%b}' % nested(200)

@@ -260,6 +260,7 @@ def test_well_formed_headers_are_understood(header: bytes) -> None:
         b"Content-Length : 2\r\n\r\n",
         b"Content-Length 2\r\n\r\n",
         b"Content-Length: 2\n\n",
+        b"Content-Length: 2\r\nX: y\n\r\n",
         b"Content-Type: x\r\n\r\n",
         b"Content-Length: 2\r\n: x\r\n\r\n",
         b"\r\n",
