@@ -1,13 +1,14 @@
 """One actor for each session in use: the order in which things happen to it.
 
-An actor has a mailbox and no task of its own. Commands start in the order in which they came. Appends and other
-small changes may overlap, since the store makes them in the order in which it was given them; a command that
-replaces or removes the history is *exclusive*: it starts when all before it are durable, and what comes later
-waits for it. Connections keep the order of their own requests with the same `Order`.
+An actor has a mailbox and no task of its own. Commands start in the order in which they came.
+Appends and other small changes may overlap, since the store makes them in the order in which it was
+given them; a command that replaces or removes the history is *exclusive*: it starts when all before
+it are durable, and what comes later waits for it. Connections keep the order of their own requests
+with the same `Order`.
 """
 
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from enum import Enum
 from typing import Final, TypeVar
@@ -51,7 +52,7 @@ class Order:
     def __init__(self) -> None:
         self._kind = Kind.READ
         self._active = 0
-        self._waiting: deque[tuple[Kind, Callable[[], None]]] = deque()
+        self._waiting: deque[tuple[Kind, Callable[[], object]]] = deque()
 
     @property
     def idle(self) -> bool:
@@ -69,7 +70,7 @@ class Order:
         self._active += 1
         return True
 
-    def wait(self, kind: Kind, start: Callable[[], None]) -> None:
+    def wait(self, kind: Kind, start: Callable[[], object]) -> None:
         """Call `start` when it is this one's turn; `leave` follows then."""
         self._waiting.append((kind, start))
 
@@ -162,7 +163,7 @@ class Actors:
         return outcome
 
     @asynccontextmanager
-    async def exclusive(self, session_id: str) -> AsyncIterator[None]:
+    async def exclusive(self, session_id: str) -> AsyncGenerator[None]:
         """Everything before is durable within the block, and everything later waits for its end.
 
         A cancel while it waits gives up the place in the mailbox.

@@ -1,7 +1,8 @@
 """Running compactions: beside the session's actor until the commit, within it from there on.
 
-begin (in the actor) → read, divide, summarise, check (nothing held, appends go on, cancellable) → commit (in the
-actor, not cancellable): archive, then one transaction. DESIGN.md §1 has the order; `storage/` does the syncing.
+begin (in the actor) → read, divide, summarise, check (nothing held, appends go on, cancellable) →
+commit (in the actor, not cancellable): archive, then one transaction. DESIGN.md §1 has the order;
+`storage/` does the syncing.
 """
 
 import logging
@@ -49,7 +50,8 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(slots=True, eq=False)
 class Compaction:
-    """One compaction that was asked for. `begun` settles first, `ended` when the operation has an outcome.
+    """One compaction that was asked for. `begun` settles first, `ended` when the operation has an
+    outcome.
 
     `ended` has the result as JSON, or the error.
     """
@@ -63,7 +65,6 @@ class Compaction:
     begun: "Pending[Session | Replayed]"
     ended: "Pending[bytes]" = field(default_factory=lambda: Pending[bytes]())
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
-    committing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,9 @@ class Compactions:
         force: bool,
         redactor: Redactor | None,
     ) -> Compaction:
-        """Hand over the beginning. The compaction then goes on by itself, whoever waits for it or does not."""
+        """Hand over the beginning. The compaction then goes on by itself, whoever waits for it or
+        does not.
+        """
         unsettled = self._unsettled.pop(session_id, None)
         if unsettled is not None:
             self._end(session_id, unsettled)
@@ -171,7 +174,9 @@ class Compactions:
         compaction.ended.reject(failure)
 
     def _end(self, session_id: str, unsettled: Unsettled) -> "Pending[Operation]":
-        """Tell the store how an operation ended; what it cannot take is told again before the next begin."""
+        """Tell the store how an operation ended; what it cannot take is told again before the next
+        begin.
+        """
 
         def done(ended: "Pending[Operation]") -> None:
             try:
@@ -213,9 +218,10 @@ class Compactions:
         )
         async with self._actors.exclusive(compaction.session_id):
             # From here on it is decided whether it happens, and a cancel comes too late.
+            result = b""
             with anyio.CancelScope(shield=True):
-                compaction.committing = True
-                return await self._commit(compaction, session, plan)
+                result = await self._commit(compaction, session, plan)
+            return result
 
     async def _commit(self, compaction: Compaction, begun: Session, plan: pipeline.Plan) -> bytes:
         store = self._store

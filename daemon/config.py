@@ -1,7 +1,8 @@
 """All settings, in one place: defaults < file < environment < flag.
 
-The file is TOML with the names of the fields below; the variable of a field is `RECAPD_` and its name in capitals,
-its flag `--` and its name with hyphens. `RECAPD_HOME` puts configuration, data and socket into one folder.
+The file is TOML with the names of the fields below; the variable of a field is `RECAPD_` and its
+name in capitals, its flag `--` and its name with hyphens. `RECAPD_HOME` puts configuration, data
+and socket into one folder.
 """
 
 import hashlib
@@ -15,30 +16,35 @@ from typing import Any, Final, Literal, get_args, get_type_hints
 import platformdirs
 
 SOCKET_PATH_BYTES_MAX: Final = 107
-"""What Linux takes in `sun_path`, less the closing NUL (unix(7)); other systems take a little less."""
+"""What Linux takes in `sun_path`, less the closing NUL (unix(7)); other systems take a little less.
+"""
 
 
 class ConfigError(Exception):
-    """A setting that cannot be used. The text names the setting and where it came from, never its value."""
+    """A setting that cannot be used. The text names the setting and where it came from, never its
+    value.
+    """
 
 
-def _setting(default: Any, text: str, *, least: int | None = None) -> Any:
-    return field(default=default, metadata={"text": text, "least": least})
+def _setting(default: Any, text: str, *, least: int = 0, most: int = 2**40) -> Any:
+    return field(default=default, metadata={"text": text, "least": least, "most": most})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What a daemon runs with; `resolve` makes it. Sizes in bytes, times in seconds where the name says `_s`."""
+    """What a daemon runs with; `resolve` makes it. Sizes in bytes, times in seconds where the name
+    says `_s`.
+    """
 
-    data_dir: Path = _setting(Path(), "folder of the store")
-    socket: Path = _setting(Path(), "path of the socket")
+    data_dir: Path = _setting(None, "folder of the store")  # noqa: RUF009  # `resolve` sets it
+    socket: Path = _setting(None, "path of the socket")  # noqa: RUF009
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "least level logged")
     log_format: Literal["text", "json"] = _setting("text", "form of a log line")
 
     frame_bytes_max: int = _setting(16 << 20, "longest frame, each way", least=1 << 16)
     batch_max: int = _setting(128, "entries of a batch", least=1)
     in_flight_max: int = _setting(64, "requests under way on a connection", least=1)
-    depth_max: int = _setting(128, "nesting of arrays and objects", least=8)
+    depth_max: int = _setting(128, "nesting of arrays and objects", least=8, most=400)
     connections_max: int = _setting(256, "connections at once", least=1)
     subscriptions_max: int = _setting(256, "subscriptions of a connection", least=1)
     items_per_append_max: int = _setting(1000, "items of one append", least=1)
@@ -151,16 +157,16 @@ def _convert(name: str, value: object, source: str) -> object:
             return value.lower() in ("true", "1", "yes")
         problem = "true or false"
     elif kind is int:
-        least = setting.metadata["least"]
+        least, most = setting.metadata["least"], setting.metadata["most"]
         try:
             number = (
                 int(value) if isinstance(value, int | str) and not isinstance(value, bool) else None
             )
         except ValueError:
             number = None
-        if number is not None and number >= least:
+        if number is not None and least <= number <= most:
             return number
-        problem = f"a whole number of {least} or more"
+        problem = f"a whole number from {least} to {most}"
     elif value in get_args(kind):
         return value
     else:

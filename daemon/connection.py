@@ -1,15 +1,15 @@
 """One connection: bytes in, requests to the dispatcher, answers and notifications out.
 
-One task reads; what the kernel does not take at once is written by another. A request that only waits for a change to become durable has no task; every other has
-one, with a cancel scope of its own. Requests of this connection for the same session take effect in the order in
-which they came (PROTOCOL.md §1): changes overlap with changes and reads with reads, but not one with the other.
+One task reads; what the kernel does not take at once is written by another. A request that only
+waits for a change to become durable has no task; every other has one, with a cancel scope of its
+own. Requests of this connection for the same session take effect in the order in which they came
+(PROTOCOL.md §1): changes overlap with changes and reads with reads, but not one with the other.
 """
 
 import select
-import socket
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Callable, Coroutine, Hashable
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -45,7 +45,7 @@ from recapd.protocol.errors import (
 )
 from recapd.protocol.framing import Framer
 from recapd.protocol.messages import CancelRequestParams, Params
-from recapd.protocol.methods import CANCEL_REQUEST, METHODS, Method
+from recapd.protocol.methods import CANCEL_REQUEST, METHODS
 
 if TYPE_CHECKING:
     from recapd.daemon.service import Service
@@ -56,6 +56,7 @@ _READ_BYTES: Final = 1 << 18
 _LARGE_FRAME_BYTES: Final = 1 << 18  # decoded in a thread: a frame of 16 MiB takes 100 ms
 _OUTPUT_HIGH_BYTES: Final = 4 << 20  # that much unsent, and nothing more is read from the peer
 _OUTPUT_LIVE_BYTES: Final = 1 << 20  # that much unsent, and subscriptions go on from the log
+_ERROR_BYTES_MAX: Final = 1 << 11  # of an error's frame, its id and hint included
 _RETRY_AFTER_MS: Final = 50
 _FRAMES_PER_TURN: Final = 64  # handled before other tasks get the event loop
 
@@ -63,7 +64,13 @@ _READS: Final = frozenset(
     {"session.get", "session.revisions", "session.export", "session.subscribe", "session.events"}
 )
 
-Reply = Callable[[bytes], None]
+
+class Reply(Protocol):
+    """Where the answer to a request goes: out, or into the answer to a batch."""
+
+    room_bytes: int  # longest frame that it takes
+
+    def send(self, frame: bytes) -> None: ...
 
 
 class Call:
@@ -78,10 +85,12 @@ class Call:
         self.service = connection.service
         self.principal = principal
         self.release = release
-        """Let later requests for the same session begin; for one that has taken its place and now only waits."""
+        """Let later requests for the same session begin; for one that has taken its place and now
+        only waits.
+        """
 
 
-class Connection:
+class Connection(Reply):
     """Made by the listener, and served until either side ends it."""
 
     def __init__(self, stream: Stream, principal: Principal, service: "Service") -> None:
@@ -93,6 +102,7 @@ class Connection:
         self._settings = settings
         self._stream = stream
         self._framer = Framer(frame_bytes_max=settings.frame_bytes_max)
+        self.room_bytes = settings.frame_bytes_max
         self._in_flight: dict[Hashable, anyio.CancelScope | None] = {}
         self._lanes: dict[str, Order] = {}
         self._tasks: TaskGroup
@@ -207,7 +217,9 @@ class Connection:
             self._tasks.cancel_scope.cancel()
 
     async def _write(self, data: bytes) -> None:
-        """Send all that is queued, starting with `data`. After an interrupted write comes the close."""
+        """Send all that is queued, starting with `data`. After an interrupted write comes the
+        close.
+        """
         while data:
             try:
                 with anyio.fail_after(self._settings.send_timeout_s):
@@ -231,7 +243,7 @@ class Connection:
         while not self.keeps_up:
             await self._progress.wait()
 
-    def start(self, function: Callable[[T], Awaitable[object]], argument: T) -> None:
+    def start(self, function: Callable[[T], Coroutine[Any, Any, object]], argument: T) -> None:
         """Run it beside, for as long as the connection lives."""
         self._tasks.start_soon(function, argument)
 
@@ -250,18 +262,18 @@ class Connection:
         else:
             message = decode()
         if not isinstance(message, list):
-            await self._one(message, self.send)
+            await self._one(message, self)
             return
-        batch = _Batch(self.send, sum(one.id is not None for one in message))
+        batch = _Batch(self, sum(one.id is not None for one in message))
         for one in message:
             while len(self._in_flight) >= self._settings.in_flight_max:
                 await self._pause()  # a batch may be longer than what may be in flight
-            await self._one(one, batch.add)
+            await self._one(one, batch)
 
     async def _one(self, message: Request | Invalid, reply: Reply) -> None:
         if isinstance(message, Invalid):
             if message.id is not None:
-                reply(encode_error(message.id, message.error))
+                reply.send(encode_error(message.id, message.error))
             return
         try:
             await self._begin(message, reply)
@@ -295,19 +307,11 @@ class Connection:
             kind = Kind.READ if request.method in _READS else Kind.CHANGE
             if not lane.enter(kind):
                 scope = self._in_flight[key] = anyio.CancelScope()
-                lane.wait(
-                    kind,
-                    partial(
-                        self._tasks.start_soon,
-                        self._run,
-                        request,
-                        reply,
-                        params,
-                        key,
-                        release,
-                        scope,
-                    ),
-                )
+
+                def begin() -> None:
+                    self._tasks.start_soon(self._run, request, reply, params, key, release, scope)
+
+                lane.wait(kind, begin)
                 return
         if method.inline:
             await self._run_inline(request, reply, params, key, release)
@@ -388,20 +392,20 @@ class Connection:
             if isinstance(result, msgspec.Struct):  # whose types say that it is strict JSON
                 result = msgspec.Raw(_encode(result))
             frame = encode_result(request.id, result)
-            if len(frame) > self._settings.frame_bytes_max:
+            if len(frame) > reply.room_bytes:
                 raise FrameTooLarge(limit_bytes=self._settings.frame_bytes_max)
         except RpcError as error:
             frame = encode_error(request.id, error)
         except Unencodable as error:
             frame = encode_error(request.id, rpc_error(error))
-        reply(frame)
+        reply.send(frame)
 
     def _refuse(self, request: Request, reply: Reply, error: RpcError) -> None:
         if request.id is not None:
-            reply(encode_error(request.id, error))
+            reply.send(encode_error(request.id, error))
 
     def _cancel(self, request: Request) -> None:
-        """`$/cancelRequest`: ids that are not under way are ignored, as a late cancel is no fault."""
+        """`$/cancelRequest`: an id that is not under way is ignored: a late cancel is no fault."""
         try:
             params = decode_params(_cancel_decoder, request.params)
         except RpcError:
@@ -430,18 +434,21 @@ class _Release:
                 self._lanes.pop(self._session_id, None)
 
 
-class _Batch:
+class _Batch(Reply):
     """Gathers the answers to a batch; they go out together (JSON-RPC 2.0, section 6)."""
 
-    def __init__(self, send: Reply, expected: int) -> None:
-        self._send = send
+    def __init__(self, reply: Reply, expected: int) -> None:
+        self._reply = reply
         self._expected = expected
         self._answers: list[bytes] = []
+        # All answers share one frame; there is always room for the error of one that does not fit.
+        self.room_bytes = reply.room_bytes - expected * _ERROR_BYTES_MAX
 
-    def add(self, answer: bytes) -> None:
-        self._answers.append(answer)
+    def send(self, frame: bytes) -> None:
+        self._answers.append(frame)
+        self.room_bytes -= max(0, len(frame) - _ERROR_BYTES_MAX)
         if len(self._answers) == self._expected:
-            self._send(encode_batch(self._answers))
+            self._reply.send(encode_batch(self._answers))
 
 
 def _nothing() -> None:

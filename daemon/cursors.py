@@ -1,7 +1,7 @@
 """Cursors: where a paged answer goes on, as text that means something to this server only.
 
-A cursor says nothing that its holder could not ask for, and a request that brings one is authorised like any
-other, so it is not signed; what does not fit the request is `cursor_invalid`.
+A cursor says nothing that its holder could not ask for, and a request that brings one is authorised
+like any other, so it is not signed; what does not fit the request is `cursor_invalid`.
 """
 
 import base64
@@ -27,7 +27,9 @@ class ListPosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
 
 
 class GetPosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="get"):
-    """Within the first `total` entries of the history of one generation, which was at `revision` then."""
+    """Within the first `total` entries of the history of one generation, which was at `revision`
+    then.
+    """
 
     session_id: str
     created_at_ms: int  # a session made later under the same id is another
@@ -41,8 +43,8 @@ class GetPosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
 class ExportPosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="export"):
     """Within an export that was begun when the session was at `generation`, with `total` entries.
 
-    `history` counts the histories of the export; `piece` the pieces of one: its head, entries and foot; `offset`
-    the bytes of a piece that were given already.
+    `history` counts the histories of the export; `piece` the pieces of one: its head, entries and
+    foot; `offset` the bytes of a piece that were given already.
     """
 
     session_id: str

@@ -1,7 +1,8 @@
 """The bridge to jsonrpcserver, and the one place where exceptions become errors on the wire.
 
-jsonrpcserver 5.0.9 validates with jsonschema, loses ids and leaks exception text when it is given a whole message.
-So it is given decoded requests one by one, through `dispatch_request`, and functions that raise nothing.
+jsonrpcserver 5.0.9 validates with jsonschema, loses ids and leaks exception text when it is given a
+whole message. So it is given decoded requests one by one, through `dispatch_request`, and functions
+that raise nothing.
 """
 
 import inspect
@@ -14,7 +15,6 @@ import msgspec
 from jsonrpcserver import Error, Success
 from jsonrpcserver.async_dispatcher import dispatch_request
 from jsonrpcserver.request import Request as JsonRpcRequest
-from oslash.either import Right
 
 from recapd.protocol import errors
 from recapd.protocol.messages import Params
@@ -32,7 +32,9 @@ Handler = Callable[[Any, Any], Awaitable[object]]
 
 
 class Later:
-    """A result that is made by `convert` when a change is durable; the request waits for it without a task."""
+    """A result that is made by `convert` when a change is durable; the request waits for it without
+    a task.
+    """
 
     __slots__ = ("convert", "pending")
 
@@ -49,7 +51,7 @@ class Later:
 
 
 def rpc_error(error: Exception) -> errors.RpcError:
-    """What any exception says on the wire; one that nobody expected is logged under its incident."""
+    """What any exception says on the wire; what nobody expected is logged under its incident."""
     match error:
         case errors.RpcError():
             return error
@@ -105,6 +107,9 @@ def _place(error: BaseException) -> str:
     return " > ".join(places[-6:])
 
 
+_RIGHT: Final[type[Any]] = type(Success())  # jsonrpcserver's results are an Either of oslash
+
+
 class _Fits(inspect.Signature):
     """jsonrpcserver binds the arguments of each call to the signature, for 9 µs.
 
@@ -144,7 +149,7 @@ class Dispatcher:
             name: _guarded(METHODS[name], handler) for name, handler in handlers.items()
         }
 
-    async def __call__(self, call: object, method: str, params: Params) -> object:
+    async def __call__(self, call: object, method: str, params: Params) -> Any:
         """The method's result, or a Later of it.
 
         Raises RpcError. Does not suspend where the method is `inline`.
@@ -152,9 +157,10 @@ class Dispatcher:
         _, answer = await dispatch_request(
             self._functions, call, JsonRpcRequest(method, [params], None)
         )
-        if isinstance(answer, Right):
-            return answer._value.result
-        raise answer._error.data
+        either: Any = answer  # an Either of oslash, which has no types
+        if isinstance(either, _RIGHT):
+            return either._value.result
+        raise either._error.data
 
 
 DECODERS: Final[dict[str, msgspec.json.Decoder[Params]]] = {

@@ -1,8 +1,8 @@
 """Exports: histories as text, pulled in chunks.
 
-An export is a row of pieces: for each history a head, one piece for each entry, and a foot. A chunk is cut out of
-that row by bytes, so that any history goes through in pieces of any size, and a cursor is a place in it. The
-histories of an export are those that were there at its first chunk.
+An export is a row of pieces: for each history a head, one piece for each entry, and a foot. A chunk
+is cut out of that row by bytes, so that any history goes through in pieces of any size, and a
+cursor is a place in it. The histories of an export are those that were there at its first chunk.
 """
 
 import re
@@ -13,10 +13,10 @@ import msgspec
 
 from recapd.daemon import cursors
 from recapd.daemon.compaction.transcript import message_text, render
-from recapd.daemon.cursors import CursorInvalid, ExportPosition
+from recapd.daemon.cursors import ExportPosition
 from recapd.daemon.redaction import Redactor
 from recapd.daemon.wire import wire_revision, wire_session
-from recapd.protocol.errors import UnsupportedFormat
+from recapd.protocol.errors import CursorInvalid, UnsupportedFormat
 from recapd.protocol.items import item_facts
 from recapd.protocol.messages import (
     ExportParams,
@@ -33,6 +33,8 @@ from recapd.storage.store import Revision, Session, Store
 _CHUNK_BYTES: Final = 1 << 20
 _CHUNK_BYTES_MAX: Final = 2 << 20  # escaped as a JSON string it is at most six times as long
 _PAGE_ENTRIES: Final = 500
+
+_FORMATS: Final[dict[str, Format]] = {form: form for form in get_args(Format)}
 
 _encode = msgspec.json.Encoder().encode
 
@@ -52,15 +54,16 @@ async def export_chunk(store: Store, params: ExportParams) -> ExportResult:
 
     Raises UnsupportedFormat, CursorInvalid, and what `Store.page` raises.
     """
-    if params.format not in get_args(Format):
-        raise UnsupportedFormat(supported=get_args(Format))
+    form = _FORMATS.get(params.format)
+    if form is None:
+        raise UnsupportedFormat(supported=list(_FORMATS))
     position = cursors.decode(params.cursor, ExportPosition)
     session = await store.session(params.session_id)
     if position is None:
         position = ExportPosition(
             params.session_id,
             session.created_at_ms,
-            params.format,
+            form,
             params.redact,
             params.revision,
             session.revision,
@@ -122,9 +125,9 @@ class _Chunk:
         self._session = session
         self._histories = histories
         self._start = position
-        self._history = position.history
-        self._piece = position.piece
-        self._offset = position.offset
+        self._history: int = position.history
+        self._piece: int = position.piece
+        self._offset: int = position.offset
         self._room = min(bytes_max, _CHUNK_BYTES_MAX)
         self._parts: list[bytes] = []
         self._redactor = Redactor(position.counts)
@@ -187,7 +190,7 @@ class _Chunk:
                 )
 
     def _put(self, piece: bytes) -> bool:
-        """Take as much of the piece as there is room for; whether that was all that was left of it."""
+        """Take as much of the piece as there is room for; whether that was all the rest of it."""
         rest = piece[self._offset :]
         taken = rest[: self._room]
         if len(taken) < len(rest):

@@ -1,8 +1,9 @@
 """A daemon from start to stop.
 
-Start: private folders and the store's lock → the store, recovered and swept → the socket's lock, probe and bind →
-`ready`. Stop: no new connection and no new request → what is under way ends, or its time does → answers are
-sent, connections closed → the store makes what it was given and closes → the socket and the locks go.
+Start: private folders and the store's lock → the store, recovered and swept → the socket's lock,
+probe and bind → `ready`. Stop: no new connection and no new request → what is under way ends, or
+its time does → answers are sent, connections closed → the store makes what it was given and closes
+→ the socket and the locks go.
 """
 
 import logging
@@ -53,9 +54,11 @@ async def serve(
     ready: Callable[[], None],
     now_ms: Callable[[], int] = _now_ms,
 ) -> ExitCode:
-    """Serve until a signal or `server.shutdown` ends it. `ready` is called once connections are taken.
+    """Serve until a signal or `server.shutdown` ends it. `ready` is called once connections are
+    taken.
 
-    SIGTERM and SIGINT drain; a second one ends at once. Either way everything acknowledged is durable.
+    SIGTERM and SIGINT drain; a second one ends at once. Either way everything acknowledged is
+    durable.
     """
     os.umask(0o077)  # SQLite and everything else make files that only their owner can read
     stopping = Stopping()

@@ -1,7 +1,7 @@
 """The socket: made safely, and accepting for as long as the daemon runs (PROTOCOL.md §1, §7).
 
-anyio's own listener would remove a live socket and set the mode after bind, and its `serve` ends with the first
-error of accept.
+anyio's own listener would remove a live socket and set the mode after bind, and its `serve` ends
+with the first error of accept.
 """
 
 import errno
@@ -10,7 +10,7 @@ import os
 import socket
 import stat
 import struct
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -43,11 +43,11 @@ class SocketInTheWay(Exception):
 
 
 @contextmanager
-def bound_socket(path: Path) -> Iterator[socket.socket]:
+def bound_socket(path: Path) -> Generator[socket.socket]:
     """Bind a listening socket of mode 0600 at `path`; it is removed at the end of the block.
 
-    A lock beside it makes sure that of two that start at once one gets it. A socket that nobody listens on any
-    more is taken over, a live one never.
+    A lock beside it makes sure that of two that start at once one gets it. A socket that nobody
+    listens on any more is taken over, a live one never.
 
     Raises AlreadyServed, SocketInTheWay, UnsafeFolder, OSError.
     """
@@ -103,7 +103,8 @@ async def accept_connections(bound: socket.socket, service: Service, tasks: Task
     """Accept until cancelled. One connection never ends another."""
     async for stream in accept(bound):
         if isinstance(stream, OSError):
-            # Out of descriptors, most likely: those that are open go on, the next wait in the backlog.
+            # Out of descriptors, most likely: those that are open go on, the next wait in the
+            # backlog.
             logger.warning("accept: %s", errno.errorcode.get(stream.errno or 0, "error"))
             await anyio.sleep(_RETRY_S)
         else:

@@ -1,4 +1,6 @@
-"""Log lines: what happened, never what was said. No message text, ids of clients' making, paths or secrets."""
+"""Log lines: what happened, never what was said. No message text, ids of clients' making, paths or
+secrets.
+"""
 
 import json
 import logging
@@ -8,14 +10,13 @@ from typing import Literal, TextIO
 
 
 class _TextFormatter(logging.Formatter):
-    converter = time.gmtime
-
     def __init__(self) -> None:
+        self.converter = time.gmtime
         super().__init__(
             "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S"
         )
 
-    def formatException(self, ei: object) -> str:  # noqa: N802  # the name is logging's
+    def formatException(self, ei: object) -> str:  # the name is logging's
         return ""
 
 
@@ -37,7 +38,9 @@ def set_up_logging(
     form: Literal["text", "json"],
     stream: TextIO = sys.stderr,
 ) -> None:
-    """Send the log to `stream`. Libraries are heard from `warning` on: at `debug` they log what they carry."""
+    """Send the log to `stream`. Libraries are heard from `warning` on: at `debug` they log what
+    they carry.
+    """
     handler = logging.StreamHandler(stream)
     handler.setFormatter(_JsonFormatter() if form == "json" else _TextFormatter())
     logging.basicConfig(level="WARNING", handlers=[handler], force=True)

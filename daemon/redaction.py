@@ -1,7 +1,8 @@
-"""Secrets in what leaves the store: well-known shapes of keys are replaced, and what was replaced is counted.
+"""Secrets in what leaves the store: well-known shapes of keys are replaced, and what was replaced
+is counted.
 
-Stored bytes are never altered. A shape is specific enough that ordinary text does not have it; what has no shape
-of its own (a password in a sentence) is not found.
+Stored bytes are never altered. A shape is specific enough that ordinary text does not have it; what
+has no shape of its own (a password in a sentence) is not found.
 """
 
 import re
@@ -11,7 +12,8 @@ from typing import Final
 import msgspec
 
 _SHAPES: Final = {
-    "private_key": r"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY-----.{1,20000}?(?:-----END (?:[A-Z]+ )*PRIVATE KEY-----|$)",
+    "private_key": r"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY-----"
+    r".{1,20000}?(?:-----END (?:[A-Z]+ )*PRIVATE KEY-----|$)",
     "anthropic_key": r"\bsk-ant-[A-Za-z0-9_-]{20,}",
     "openai_key": r"\bsk-(?:proj-|svcacct-|admin-)?[A-Za-z0-9_-]{20,}",
     "github_token": r"\b(?:gh[pousr]_[A-Za-z0-9]{36,}|github_pat_[A-Za-z0-9_]{22,})",
@@ -32,8 +34,8 @@ _PATTERN: Final = re.compile(
 )
 # One of these is in every match: looking for them is ten times faster than the pattern.
 _HINTS: Final = re.compile(
-    r"PRIVATE KEY|sk-|gh[pousr]_|github_pat_|glpat-|AKIA|ASIA|AIza|xox|k_live_|k_test_|npm_|pypi-|hf_|eyJ"
-    r"|earer |://[^\s/]*@"
+    r"PRIVATE KEY|sk-|gh[pousr]_|github_pat_|glpat-|AKIA|ASIA|AIza|xox|k_live_|k_test_|npm_|pypi-"
+    r"|hf_|eyJ|earer |://[^\s/]*@"
 )
 _ASCII_ESCAPE: Final = re.compile(rb"\\u00[2-7]")
 

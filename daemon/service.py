@@ -55,7 +55,7 @@ class Stopping:
         self.scope = anyio.CancelScope()  # of what is still allowed to end
 
     def ask(self, mode: Literal["drain", "now"], deadline_ms: int | None = None) -> None:
-        """Begin to stop. What is under way has until the deadline with `drain`, no time with `now`."""
+        """Begin to stop; what is under way has until the deadline to end, or no time (`now`)."""
         if mode == "now":
             self.scope.cancel()
         elif deadline_ms is not None:
@@ -64,7 +64,7 @@ class Stopping:
 
 
 class Service:
-    """One daemon: its store, its actors, its connections. `tasks` holds what outlives a connection."""
+    """One daemon. `tasks` holds what outlives a connection."""
 
     def __init__(
         self,

@@ -1,7 +1,8 @@
 """A connected socket without anyio's stream around it.
 
-anyio's Unix stream gives the event loop a turn before each call, also when nothing has to be waited for; that is
-half of the cost of a small request. Here a call first tries, and waits only when the kernel says so.
+anyio's Unix stream gives the event loop a turn before each call, also when nothing has to be waited
+for; that is half of the cost of a small request. Here a call first tries, and waits only when the
+kernel says so.
 """
 
 import socket
@@ -32,7 +33,7 @@ class Stream:
             except BlockingIOError:
                 await anyio.wait_readable(self._socket)
 
-    def try_send(self, data: bytes) -> int:
+    def try_send(self, data: bytes | memoryview) -> int:
         """Give the kernel what it takes at once; how many bytes that was."""
         try:
             return self._socket.send(data)

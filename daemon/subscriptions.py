@@ -1,8 +1,8 @@
 """Who is told what: durable events to the subscriptions that want them.
 
-A subscription that keeps up is *live*: it gets each event as it is committed. One that just began or that fell
-behind is served from the event log until it has caught up. Either way it gets every event once, in order, and
-never holds up another.
+A subscription that keeps up is *live*: it gets each event as it is committed. One that just began
+or that fell behind is served from the event log until it has caught up. Either way it gets every
+event once, in order, and never holds up another.
 """
 
 import secrets
@@ -28,7 +28,9 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(slots=True, eq=False)
 class Subscription:
-    """`position` is that of the last event passed on: its `seq`, or its ordinal where all sessions are meant."""
+    """`position` is that of the last event passed on: its `seq`, or its ordinal where all sessions
+    are meant.
+    """
 
     subscription_id: str
     connection: "Connection"

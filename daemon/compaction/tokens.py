@@ -178,8 +178,8 @@ async def count_tokens_of(
 ) -> TokenCount:
     """The tokens of all items together.
 
-    Counted in a worker thread, unless it is quick, which a cancel ends at the next piece (B83); `limiter` bounds how
-    many threads there are, by default anyio's 40.
+    Counted in a worker thread, unless it is quick; a cancel ends it at the next piece (B83).
+    `limiter` bounds how many threads there are, by default anyio's 40.
     """
     texts = (_without_media(item) for item in items)
     if table.loaded and limiter is None and sum(map(len, items)) <= _INLINE_BYTES:

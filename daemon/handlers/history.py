@@ -1,4 +1,6 @@
-"""`session.get`, `.revisions`, `.export`, `.compact`: histories, present and archived, by the same code."""
+"""`session.get`, `.revisions`, `.export`, `.compact`: histories, present and archived, by the same
+code.
+"""
 
 import msgspec
 
@@ -6,13 +8,13 @@ from recapd.daemon import cursors
 from recapd.daemon.compaction import pipeline
 from recapd.daemon.compaction.summarise import OfflineSummariser, Summariser, given_summary
 from recapd.daemon.connection import Call
-from recapd.daemon.cursors import CursorInvalid, GetPosition
+from recapd.daemon.cursors import GetPosition
 from recapd.daemon.export import export_chunk
 from recapd.daemon.handlers.sessions import expect_of, receipt_for, replay
 from recapd.daemon.redaction import Redactor
 from recapd.daemon.wire import wire_revision, wire_session
 from recapd.protocol import messages as m
-from recapd.protocol.errors import InvalidParams
+from recapd.protocol.errors import CursorInvalid, InvalidParams
 from recapd.storage.errors import RevisionUnknown
 from recapd.storage.store import Receipt, Replayed
 

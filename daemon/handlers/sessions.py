@@ -1,4 +1,6 @@
-"""`session.create`, `.list`, `.append`, `.update`, `.delete`: changes of sessions, and the list of them."""
+"""`session.create`, `.list`, `.append`, `.update`, `.delete`: changes of sessions, and the list of
+them.
+"""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -13,7 +15,7 @@ from recapd.daemon.connection import Call
 from recapd.daemon.dispatch import Later
 from recapd.daemon.wire import wire_session
 from recapd.protocol import messages as m
-from recapd.protocol.errors import Cancelled, InvalidParams, ItemTooLarge, from_wire
+from recapd.protocol.errors import Cancelled, CursorInvalid, InvalidParams, ItemTooLarge, from_wire
 from recapd.protocol.items import item_facts, one_line
 from recapd.storage.store import (
     Appended,
@@ -43,7 +45,7 @@ def receipt_for(method: str, params: m.Params, operation_id: str | None) -> Rece
 
 
 def replay(operation: Operation) -> object:
-    """The answer to a repeated request: the recorded result, marked; or the recorded error, raised."""
+    """The answer to a repeated request: the recorded result, marked, or the recorded error."""
     if operation.status != "completed":
         raise from_wire(msgspec.json.decode(operation.outcome or b"{}"))
     members = _decode_object(operation.outcome or b"{}")
@@ -148,22 +150,23 @@ async def delete(call: Call, params: m.DeleteParams) -> object:
     service = call.service
     receipt = receipt_for("session.delete", params, params.operation_id)
     async with service.actors.exclusive(params.session_id):
-        with anyio.CancelScope(shield=True):  # it is handed over here: a cancel comes too late
-            pending = service.store.delete(
-                params.session_id,
-                expect=expect_of(params),
-                receipt=receipt,
-                render=lambda deleted: encode(_delete_result(deleted)),
-                ended=encode(Cancelled().to_wire()),
-            )
-            return _answer(_delete_result)(await pending.wait())
+        pending = service.store.delete(
+            params.session_id,
+            expect=expect_of(params),
+            receipt=receipt,
+            render=lambda deleted: encode(_delete_result(deleted)),
+            ended=encode(Cancelled().to_wire()),
+        )
+        with anyio.CancelScope(shield=True):  # it was handed over: its outcome is the answer
+            await pending.settled()
+    return _answer(_delete_result)(pending.result())
 
 
 async def list_sessions(call: Call, params: m.ListParams) -> m.ListResult:
     wanted = params.filter or m.ListFilter()
     position = cursors.decode(params.cursor, cursors.ListPosition)
     if position is not None and (position.sort, position.order) != (params.sort, params.order):
-        raise cursors.CursorInvalid
+        raise CursorInvalid
     sessions = await call.service.store.sessions(
         Query(
             wanted.state,
@@ -183,13 +186,13 @@ async def list_sessions(call: Call, params: m.ListParams) -> m.ListResult:
     next_cursor = None
     if more:
         last = sessions[-1]
-        value: int | str = {
+        values: dict[str, int | str] = {
             "updated_at": last.updated_at_ms,
             "created_at": last.created_at_ms,
             "session_id": last.session_id,
-        }[params.sort]
+        }
         next_cursor = cursors.encode(
-            cursors.ListPosition(params.sort, params.order, value, last.session_id)
+            cursors.ListPosition(params.sort, params.order, values[params.sort], last.session_id)
         )
     return m.ListResult([wire_session(session) for session in sessions], next_cursor)
 
