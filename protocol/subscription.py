@@ -57,7 +57,7 @@ class Notice(msgspec.Struct, frozen=True):
     """What a subscription was told: the method of a notification, and its parameters as sent.
 
     `session_id` and `seq` are None where it has none: `server.draining` has neither,
-    `compaction.progress` no seq. Events that were fetched have a member `method` in `params`, too.
+    `compaction.progress` no seq.
     """
 
     method: str
@@ -100,6 +100,7 @@ _decode_subscribed = msgspec.json.Decoder(SubscribeResult).decode
 _decode_events = msgspec.json.Decoder(EventsResult).decode
 _decode_list = msgspec.json.Decoder(ListResult).decode
 _decode_ping = msgspec.json.Decoder(PingResult).decode
+_encode = msgspec.json.Encoder().encode
 _decode_logged = msgspec.json.Decoder(_LoggedHead).decode
 
 
@@ -278,9 +279,10 @@ class Subscription:
         for event in answer.events:
             head = _decode_logged(event)
             if head.at >= gap.from_at and (self._events is None or head.method in self._events):
-                params = b'{"subscription_id":"%b",%b' % (
-                    self._subscription_id.encode(),
-                    bytes(event)[1:],
+                told = bytes(event).removeprefix(b'{"method":%b,' % _encode(head.method))
+                params = b'{"subscription_id":%b,%b' % (
+                    _encode(self._subscription_id),
+                    told.removeprefix(b"{"),
                 )
                 self._fetched.append(
                     Notice(head.method, gap.session_id, head.seq, msgspec.Raw(params))

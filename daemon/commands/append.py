@@ -7,7 +7,7 @@ import click
 import msgspec
 
 from recapd.daemon.cli import ClientCommand, Failure, current_options, failure_of, run_client
-from recapd.daemon.terminal import write_json
+from recapd.daemon.terminal import counted, write_json
 from recapd.protocol.client import Client
 from recapd.protocol.messages import AppendResult, Session, Warning_
 
@@ -55,7 +55,8 @@ def command(session_id: str, file: BinaryIO, expected_revision: int | None) -> N
     except Exception as error:
         failure = failure_of(error)
         if failure is not None and done.entry_ids:
-            click.echo(f"{len(done.entry_ids)} items were appended before this:", err=True)
+            items = counted(len(done.entry_ids), "item")
+            click.echo(f"Before this, {items} went into the session:", err=True)
         raise
     if done.session is None:
         raise Failure("There are no items.")
@@ -64,8 +65,8 @@ def command(session_id: str, file: BinaryIO, expected_revision: int | None) -> N
         return
     for warning in done.warnings:
         click.echo(f"entry {warning.entry_id}: {warning.reason}", err=True)
-    ids = f"{done.entry_ids[0]} to {done.entry_ids[-1]}"
-    click.echo(f"{len(done.entry_ids)} items, entries {ids}, revision {done.session.revision}")
+    items, revision = counted(len(done.entry_ids), "item"), done.session.revision
+    click.echo(f"{items}, entry {done.entry_ids[0]} to {done.entry_ids[-1]}, revision {revision}")
 
 
 def _add(done: _Appended, result: AppendResult) -> None:

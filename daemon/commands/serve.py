@@ -24,7 +24,7 @@ def _options() -> list[click.Parameter]:
         elif kind is bool:
             flag = f"{flag}/--no-{flag[2:]}"
         elif kind is int:
-            settings["type"] = click.IntRange(min=field.metadata["least"])
+            settings["type"] = int
         elif get_origin(kind) is Literal:
             settings["type"] = click.Choice(get_args(kind))
         text = field.metadata["text"]
