@@ -52,7 +52,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_READ_BYTES: Final = 1 << 18
 _LARGE_FRAME_BYTES: Final = 1 << 18  # decoded in a thread: a frame of 16 MiB takes 100 ms
 _OUTPUT_HIGH_BYTES: Final = 4 << 20  # that much unsent, and nothing more is read from the peer
 _OUTPUT_LIVE_BYTES: Final = 1 << 20  # that much unsent, and subscriptions go on from the log
@@ -157,7 +156,7 @@ class Connection(Reply):
         while True:
             self.flush()
             try:
-                data = await self._stream.receive(_READ_BYTES)
+                data = await self._stream.receive()
             except OSError:
                 return
             if not data:
@@ -175,8 +174,6 @@ class Connection(Reply):
             if framer.fault is not None:
                 self.send(encode_error(NULL, framer.fault))
                 return
-            if len(data) == _READ_BYTES:
-                await anyio.lowlevel.checkpoint()  # the peer may well send faster than we read
 
     async def _pause(self) -> None:
         """Let the reader wait until a request was answered or output was sent."""
