@@ -7,7 +7,6 @@ and sessions are gathered and written once per batch, so a change that reads the
 
 import sqlite3
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -47,22 +46,22 @@ POSITION_BITS: Final = 32  # of a position that count within a session: 4 thousa
 _CACHED_ROWS_MAX: Final = 4096  # about 2 MB
 _SWEEP_ROWS: Final = 1000  # removed at once: an append behind it does not notice
 
-_SESSION_COLUMNS: Final = (
-    "key, session_id, title, cwd, labels, created_at_ms, updated_at_ms, durability, state, revision,"
-    " generation, base, entries, tokens_counted, tokens_estimated, next_entry_id, seq, running,"
-    # Archived revisions, newest first.
-    " CASE WHEN generation > 0 THEN (SELECT group_concat(revision) FROM (SELECT revision"
-    " FROM archives WHERE archives.key = sessions.key ORDER BY revision DESC)) END"
+# One value of JSON for a row: SQLite locks the connection for each column that is fetched, and in
+# one piece a row is decoded five times faster. In the order of the fields of SessionRow; last the
+# archived revisions, newest first.
+SELECT_SESSION: Final = (
+    "SELECT json_array(key, session_id, title, cwd, json(labels), created_at_ms, updated_at_ms,"
+    " durability, state, revision, generation, base, entries, tokens_counted, tokens_estimated,"
+    " next_entry_id, seq, running, json(CASE WHEN generation = 0 THEN '[]' ELSE"
+    " (SELECT json_group_array(revision) FROM (SELECT revision FROM archives"
+    " WHERE archives.key = sessions.key ORDER BY revision DESC)) END)) FROM sessions"
 )
-SELECT_SESSION: Final = f"SELECT {_SESSION_COLUMNS} FROM sessions"
 SELECT_OPERATION: Final = "SELECT operation_id, method, session_id, status, started_at_ms, ended_at_ms, outcome FROM operations"
 
 _encode = msgspec.json.Encoder().encode
-_decode_labels = msgspec.json.Decoder(dict[str, str]).decode
 
 
-@dataclass(slots=True)
-class SessionRow:
+class SessionRow(msgspec.Struct, array_like=True):
     """A row of `sessions`, as the batch has changed it so far."""
 
     key: int
@@ -107,11 +106,12 @@ class SessionRow:
         )
 
 
-def session_row(row: tuple[Any, ...]) -> SessionRow:
+_decode_row = msgspec.json.Decoder(SessionRow).decode
+
+
+def session_row(row: tuple[str]) -> SessionRow:
     """From a row that SELECT_SESSION gave."""
-    *columns, archived = row
-    columns[4] = _decode_labels(columns[4])
-    return SessionRow(*columns, tuple(map(int, archived.split(","))) if archived else ())
+    return _decode_row(row[0])
 
 
 def operation_of(row: tuple[Any, ...]) -> Operation:
