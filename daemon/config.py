@@ -20,6 +20,11 @@ SOCKET_PATH_BYTES_MAX: Final = 107
 """
 
 
+ENVELOPE_BYTES: Final = 1 << 18
+"""Of an answer beside its entries: title, cwd and labels at their longest, and a long list of
+archived revisions."""
+
+
 class ConfigError(Exception):
     """A setting that cannot be used. The text names the setting and where it came from, never its
     value.
@@ -41,7 +46,7 @@ class Settings:
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "least level logged")
     log_format: Literal["text", "json"] = _setting("text", "form of a log line")
 
-    frame_bytes_max: int = _setting(16 << 20, "longest frame, each way", least=1 << 16)
+    frame_bytes_max: int = _setting(16 << 20, "longest frame, each way", least=1 << 20)
     batch_max: int = _setting(128, "entries of a batch", least=1)
     in_flight_max: int = _setting(64, "requests under way on a connection", least=1)
     depth_max: int = _setting(128, "nesting of arrays and objects", least=8, most=400)
@@ -62,7 +67,7 @@ class Settings:
     @property
     def item_bytes_max(self) -> int:
         """An item fits into a frame together with its envelope, both as sent and as read back."""
-        return self.frame_bytes_max - (1 << 14)
+        return self.frame_bytes_max - ENVELOPE_BYTES
 
 
 _TYPES: Final = get_type_hints(Settings)

@@ -69,13 +69,14 @@ class Reply(Protocol):
 
     room_bytes: int  # longest frame that it takes
 
-    def send(self, frame: bytes) -> None: ...
+    def send(self, frame: bytes, then: Callable[[], None] | None = None) -> None:
+        """Take the answer; call `then` once nothing can come before it any more."""
 
 
 class Call:
     """What a handler knows of the request: who asks, on which connection."""
 
-    __slots__ = ("connection", "principal", "release", "service")
+    __slots__ = ("connection", "principal", "release", "service", "then")
 
     def __init__(
         self, connection: "Connection", principal: Principal, release: Callable[[], None]
@@ -83,6 +84,8 @@ class Call:
         self.connection = connection
         self.service = connection.service
         self.principal = principal
+        self.then: Callable[[], None] | None = None
+        """What is to begin when the answer has been sent."""
         self.release = release
         """Let later requests for the same session begin; for one that has taken its place and now
         only waits.
@@ -112,6 +115,7 @@ class Connection(Reply):
         self._progress = Signal()  # a request was answered, or output was sent
         self._overloaded = False
         self._ending = False
+        self._ended = False
 
     # The life of a connection.
 
@@ -126,6 +130,7 @@ class Connection(Reply):
                     # It sends no more but may still be reading: what is under way is answered.
                     await self._end_when_answered()
         finally:
+            self._ended = True
             self._stream.close()
             self.service.subscriptions.drop(self)
 
@@ -182,14 +187,18 @@ class Connection(Reply):
 
     # Output.
 
-    def send(self, frame: bytes) -> None:
+    def send(self, frame: bytes, then: Callable[[], None] | None = None) -> None:
         """Queue one frame; it goes out at the end of this turn of the event loop at the latest."""
+        if self._ended:
+            return
         data = self._framer.encode(frame)
         self._output.append(data)
         self._output_bytes += len(data)
         if not self._flush_is_due:
             self._flush_is_due = True
             self.service.flusher.add(self)
+        if then is not None:
+            then()
 
     def flush(self) -> None:
         """Give the kernel what is queued; what it does not take is sent by a task of its own."""
@@ -241,8 +250,9 @@ class Connection(Reply):
             await self._progress.wait()
 
     def start(self, function: Callable[[T], Coroutine[Any, Any, object]], argument: T) -> None:
-        """Run it beside, for as long as the connection lives."""
-        self._tasks.start_soon(function, argument)
+        """Run it beside, for as long as the connection lives; not at all when it has ended."""
+        if not self._ended:
+            self._tasks.start_soon(function, argument)
 
     # Requests.
 
@@ -294,6 +304,8 @@ class Connection(Reply):
             self._overloaded = True
             raise Overloaded(retry_after_ms=_RETRY_AFTER_MS)
         params = decode_params(DECODERS[request.method], request.params)
+        if request.method != "protocol.initialize":
+            self.fresh = False
         session_id: str | None = getattr(params, "session_id", None)
         release: Callable[[], None] = _nothing
         if session_id is not None:
@@ -301,12 +313,20 @@ class Connection(Reply):
             if lane is None:
                 lane = self._lanes[session_id] = Order()
             release = _Release(self._lanes, session_id, lane)
-            kind = Kind.READ if request.method in _READS else Kind.CHANGE
+            if request.method in _READS:
+                kind = Kind.READ
+            else:  # a change that has a task takes its place in the actor only later
+                kind = Kind.CHANGE if method.inline else Kind.EXCLUSIVE
             if not lane.enter(kind):
                 scope = self._in_flight[key] = anyio.CancelScope()
 
                 def begin() -> None:
-                    self._tasks.start_soon(self._run, request, reply, params, key, release, scope)
+                    if self._ended:
+                        release()
+                    else:
+                        self._tasks.start_soon(
+                            self._run, request, reply, params, key, release, scope
+                        )
 
                 lane.wait(kind, begin)
                 return
@@ -330,11 +350,9 @@ class Connection(Reply):
         except RpcError as error:
             release()
             raise error from None
-        finally:
-            self.fresh = False
         if not isinstance(result, Later):
             release()
-            self._answer(request, reply, result)
+            self._answer(request, reply, result, call.then)
             return
         later = result
         self._in_flight[key] = None
@@ -371,19 +389,26 @@ class Connection(Reply):
                     ):  # it was handed over: its outcome is the answer
                         await result.pending.settled()
                     result = result.result()
-                self._answer(request, reply, result)
+                self._answer(request, reply, result, call.then)
                 return
         except RpcError as raised:
             error = raised
         finally:
             release()
-            self.fresh = False
             del self._in_flight[key]
             self._progress.send()
         self._refuse(request, reply, error)
 
-    def _answer(self, request: Request, reply: Reply, result: object) -> None:
+    def _answer(
+        self,
+        request: Request,
+        reply: Reply,
+        result: object,
+        then: Callable[[], None] | None = None,
+    ) -> None:
         if request.id is None:
+            if then is not None:
+                then()
             return
         try:
             if isinstance(result, msgspec.Struct):  # whose types say that it is strict JSON
@@ -395,7 +420,7 @@ class Connection(Reply):
             frame = encode_error(request.id, error)
         except Unencodable as error:
             frame = encode_error(request.id, rpc_error(error))
-        reply.send(frame)
+        reply.send(frame, then)
 
     def _refuse(self, request: Request, reply: Reply, error: RpcError) -> None:
         if request.id is not None:
@@ -438,14 +463,21 @@ class _Batch(Reply):
         self._reply = reply
         self._expected = expected
         self._answers: list[bytes] = []
+        self._then: list[Callable[[], None]] = []
         # All answers share one frame; there is always room for the error of one that does not fit.
         self.room_bytes = reply.room_bytes - expected * _ERROR_BYTES_MAX
 
-    def send(self, frame: bytes) -> None:
+    def send(self, frame: bytes, then: Callable[[], None] | None = None) -> None:
         self._answers.append(frame)
         self.room_bytes -= max(0, len(frame) - _ERROR_BYTES_MAX)
+        if then is not None:
+            self._then.append(then)
         if len(self._answers) == self._expected:
-            self._reply.send(encode_batch(self._answers))
+            self._reply.send(encode_batch(self._answers), self._sent)
+
+    def _sent(self) -> None:
+        for then in self._then:
+            then()
 
 
 def _nothing() -> None:

@@ -6,7 +6,7 @@ like any other, so it is not signed; what does not fit the request is `cursor_in
 
 import base64
 import binascii
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -14,7 +14,7 @@ from msgspec import Meta
 from recapd.protocol.errors import CursorInvalid
 from recapd.protocol.messages import Format, Order, Redact
 
-Number = Annotated[int, Meta(ge=0, lt=2**63)]
+Number = Annotated[int, Meta(ge=0, le=2**53)]
 
 
 class ListPosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="list"):
@@ -22,7 +22,7 @@ class ListPosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=
 
     sort: Literal["updated_at", "created_at", "session_id"]
     order: Order
-    value: int | str
+    value: Number | str
     session_id: str
 
 
@@ -64,6 +64,10 @@ class ExportPosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ta
 
 T = TypeVar("T", ListPosition, GetPosition, ExportPosition)
 
+# Made at import, so that a type that cannot be decoded cannot hide behind `cursor_invalid`.
+_DECODERS: Final[dict[Any, msgspec.json.Decoder[Any]]] = {
+    kind: msgspec.json.Decoder(kind) for kind in (ListPosition, GetPosition, ExportPosition)
+}
 _encode = msgspec.json.Encoder().encode
 
 
@@ -79,6 +83,7 @@ def decode(cursor: str | None, kind: type[T]) -> T | None:
     if cursor is None:
         return None
     try:
-        return msgspec.json.decode(base64.b64decode(cursor, b"-_", validate=True), type=kind)
+        position: T = _DECODERS[kind].decode(base64.b64decode(cursor, b"-_", validate=True))
+        return position
     except (binascii.Error, ValueError, msgspec.MsgspecError) as error:
         raise CursorInvalid from error

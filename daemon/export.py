@@ -13,6 +13,7 @@ import msgspec
 
 from recapd.daemon import cursors
 from recapd.daemon.compaction.transcript import message_text, render
+from recapd.daemon.config import ENVELOPE_BYTES
 from recapd.daemon.cursors import ExportPosition
 from recapd.daemon.redaction import Redactor
 from recapd.daemon.wire import wire_revision, wire_session
@@ -31,7 +32,7 @@ from recapd.storage.errors import RevisionUnknown
 from recapd.storage.store import Revision, Session, Store
 
 _CHUNK_BYTES: Final = 1 << 20
-_CHUNK_BYTES_MAX: Final = 2 << 20  # escaped as a JSON string it is at most six times as long
+_ESCAPED_LENGTH_MAX: Final = 6  # of one byte in a JSON string: \u0000
 _PAGE_ENTRIES: Final = 500
 
 _FORMATS: Final[dict[str, Format]] = {form: form for form in get_args(Format)}
@@ -49,8 +50,8 @@ class _History:
     archived: Revision | None
 
 
-async def export_chunk(store: Store, params: ExportParams) -> ExportResult:
-    """One chunk, as `params` ask for it.
+async def export_chunk(store: Store, params: ExportParams, *, frame_bytes_max: int) -> ExportResult:
+    """One chunk, as `params` ask for it, within a frame however it must be escaped.
 
     Raises UnsupportedFormat, CursorInvalid, and what `Store.page` raises.
     """
@@ -87,7 +88,10 @@ async def export_chunk(store: Store, params: ExportParams) -> ExportResult:
     ):
         raise CursorInvalid
     histories = await _histories(store, position)
-    chunk = _Chunk(store, session, histories, position, params.max_bytes or _CHUNK_BYTES)
+    bytes_max = (frame_bytes_max - ENVELOPE_BYTES) // _ESCAPED_LENGTH_MAX
+    chunk = _Chunk(
+        store, session, histories, position, min(params.max_bytes or _CHUNK_BYTES, bytes_max)
+    )
     await chunk.fill()
     return chunk.result()
 
@@ -128,7 +132,7 @@ class _Chunk:
         self._history: int = position.history
         self._piece: int = position.piece
         self._offset: int = position.offset
-        self._room = min(bytes_max, _CHUNK_BYTES_MAX)
+        self._room = bytes_max
         self._parts: list[bytes] = []
         self._redactor = Redactor(position.counts)
         self._format: Format = position.format
@@ -140,11 +144,12 @@ class _Chunk:
                 self._put(self._head(history))
             elif self._piece <= history.entries:
                 await self._put_entries(history)
-            else:
-                self._put(self._foot(history))
-                if self._piece == history.entries + 2:
+            elif self._piece == history.entries + 1:
+                if self._put(self._foot(history)):
                     self._history += 1
                     self._piece = 0
+            else:
+                raise CursorInvalid
 
     def result(self) -> ExportResult:
         chunk = b"".join(self._parts)

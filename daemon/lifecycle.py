@@ -12,7 +12,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from enum import IntEnum
 
 import anyio
@@ -118,15 +119,26 @@ async def _serve(
                 service = Service(store, settings, tasks, stopping, now_ms=now_ms)
                 async with anyio.create_task_group() as connections:
                     connections.start_soon(accept_connections, bound, service, connections)
-                    # What start-up made stays; looking through it again and again costs a tenth.
-                    gc.freeze()
-                    gc.set_threshold(_GC_THRESHOLD)
-                    ready()
-                    logger.info("ready")
-                    await stopping.asked.wait()
+                    with _collector_at_ease():
+                        ready()
+                        logger.info("ready")
+                        await stopping.asked.wait()
                     await _drain(service)
                     connections.cancel_scope.cancel()
                 tasks.cancel_scope.cancel()
+
+
+@contextmanager
+def _collector_at_ease() -> Generator[None]:
+    """What start-up made stays; looking through it for garbage again and again costs a tenth."""
+    thresholds = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(_GC_THRESHOLD)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
 
 
 async def _watch_signals(

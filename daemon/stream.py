@@ -48,7 +48,7 @@ class Stream:
         return data
 
     def _read(self) -> None:
-        """The socket is readable. Where nobody took what was read before, the kernel holds the rest."""
+        """The socket is readable; where nobody took the last read, the kernel keeps the rest."""
         if self._data is not None:
             self._unwatch()
             return

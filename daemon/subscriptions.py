@@ -6,7 +6,8 @@ event once, in order, and never holds up another.
 """
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -58,7 +59,7 @@ class Subscriptions:
         self._store = store
         self._by_id: dict[str, Subscription] = {}
         self._by_session: dict[str | None, dict[str, Subscription]] = {}
-        self._waiters: dict[str, anyio.Event] = {}
+        self._waiters: dict[str, set[anyio.Event]] = {}
         store.listen(self._publish)
 
     def add(
@@ -123,8 +124,7 @@ class Subscriptions:
 
     def _publish(self, events: Sequence[Event]) -> None:
         for event in events:
-            waiter = self._waiters.pop(event.session_id, None)
-            if waiter is not None:
+            for waiter in self._waiters.get(event.session_id, ()):
                 waiter.set()
             for key in (event.session_id, None):
                 for subscription in self._by_session.get(key, {}).values():
@@ -139,9 +139,18 @@ class Subscriptions:
             subscription.live = False
             subscription.connection.start(self.catch_up, subscription)
 
-    def next_event(self, session_id: str) -> anyio.Event:
-        """Set at the next event of the session."""
-        return self._waiters.setdefault(session_id, anyio.Event())
+    @contextmanager
+    def next_event(self, session_id: str) -> Generator[anyio.Event]:
+        """Set at the next event of the session, while the block runs."""
+        waiter = anyio.Event()
+        waiters = self._waiters.setdefault(session_id, set())
+        waiters.add(waiter)
+        try:
+            yield waiter
+        finally:
+            waiters.remove(waiter)
+            if not waiters and self._waiters.get(session_id) is waiters:
+                del self._waiters[session_id]
 
     # What is not in the log.
 
@@ -159,8 +168,9 @@ class Subscriptions:
 
     def draining(self, deadline: str) -> None:
         """Tell every subscription that the server stops, and let those go who wait for an event."""
-        for waiter in self._waiters.values():
-            waiter.set()
+        for waiters in self._waiters.values():
+            for waiter in waiters:
+                waiter.set()
         for subscription in self._by_id.values():
             notice = ServerDraining(subscription.subscription_id, deadline)
             subscription.connection.send(encode_notification("server.draining", _encode(notice)))

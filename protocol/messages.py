@@ -1,7 +1,8 @@
 """What crosses the wire: parameters, results, objects and notifications, as typed structures.
 
-Every document about the protocol is generated from these definitions and `methods.py` (PROTOCOL.md, preamble).
-Unknown parameter names are refused; `_meta` is always allowed and never looked at.
+Every document about the protocol is generated from these definitions and `methods.py`
+(PROTOCOL.md, preamble). Unknown parameter names are refused; `_meta` is always allowed and never
+looked at.
 """
 
 from datetime import datetime
@@ -21,18 +22,43 @@ SessionId = Annotated[
     ),
 ]
 OperationId = Annotated[
-    str, Meta(pattern=r"^[A-Za-z0-9_.:-]{1,128}$(?!\n)", description="made by the client")
+    str,
+    Meta(
+        pattern=r"^[A-Za-z0-9_.:-]{1,128}$(?!\n)",
+        description="made by the client; 1 to 128 of A-Z a-z 0-9 _ . : -",
+    ),
 ]
-Cursor = Annotated[str, Meta(max_length=4096, description="opaque; from the call before")]
+Cursor = Annotated[str, Meta(max_length=4096, description="opaque; from the page before")]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Limit = Annotated[int, Meta(ge=1, le=100_000)]
+Size = Annotated[int, Meta(ge=1, description="bytes")]
 WaitMs = Annotated[int, Meta(ge=0, le=600_000, description="milliseconds")]
 Title = Annotated[str, Meta(max_length=1000)]
 Cwd = Annotated[str, Meta(max_length=4096)]
-LabelName = Annotated[str, Meta(min_length=1, max_length=128)]
-Label = Annotated[str, Meta(max_length=1000)]
+# SQLite's JSON functions, which the filter uses, end a text at NUL.
+LabelName = Annotated[str, Meta(min_length=1, max_length=128, pattern="^[^\\x00]*$")]
+Label = Annotated[str, Meta(max_length=1000, pattern="^[^\\x00]*$")]
 Labels = Annotated[dict[LabelName, Label], Meta(max_length=64)]
 Instant = Annotated[datetime, Meta(tz=True, description="RFC 3339, with a time zone")]
+Time = Annotated[
+    str,
+    Meta(
+        description="RFC 3339 in UTC, with milliseconds",
+        extra_json_schema={"format": "date-time"},
+    ),
+]
+
+Item = Annotated[Raw, Meta(description="kept byte for byte", extra_json_schema={"type": "object"})]
+"""One item: an input or output item of the Responses API, or a Chat Completions message."""
+
+LoggedEvent = Annotated[
+    Raw,
+    Meta(
+        description="the parameters of its notification but `subscription_id`, and `method`",
+        extra_json_schema={"type": "object"},
+    ),
+]
+Outcome = Annotated[Raw, Meta(extra_json_schema={"type": "object"})]
 
 State = Literal["active", "archived"]
 Durability = Literal["durable", "transient"]
@@ -60,14 +86,14 @@ class Parent(msgspec.Struct, frozen=True):
 
 
 class Session(msgspec.Struct, frozen=True):
-    """A session without its history. `busy`: a compaction is running."""
+    """A session without its history. `entries` counts them; `busy`: a compaction is running."""
 
     session_id: str
     title: str | None
     cwd: str | None
     labels: dict[str, str]
-    created_at: str
-    updated_at: str
+    created_at: Time
+    updated_at: Time
     revision: int
     generation: int
     entries: int
@@ -89,21 +115,21 @@ class Reminder(msgspec.Struct, frozen=True):
 
 
 class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One item of a history, its bytes as they were sent. Documents the lines that pages are made of."""
+    """One item of a history, with the time of its append. The server joins such lines to pages."""
 
     id: int
-    at: str
-    item: Raw
+    at: Time
+    item: Item
     reminder: Reminder | None = None
 
 
 class Revision(msgspec.Struct, frozen=True):
-    """An archived history. `sha256` is what `sha256sum` prints for its file, `bytes` the size of that file."""
+    """An archived history. `bytes` and `sha256`, which `sha256sum` prints, are of its file."""
 
     revision: int
     kind: Literal["compaction", "restore", "rewind"]
     operation_id: str
-    archived_at: str
+    archived_at: Time
     entries: int
     tokens: Tokens
     bytes: int
@@ -111,7 +137,7 @@ class Revision(msgspec.Struct, frozen=True):
 
 
 class ArchiveInfo(msgspec.Struct, frozen=True):
-    """What `session.compact` says of the archive file that it wrote."""
+    """The archive file that a compaction wrote: its hash, its size, and the entries in it."""
 
     sha256: str
     bytes: int
@@ -125,10 +151,10 @@ class Operation(msgspec.Struct, frozen=True, omit_defaults=True):
     method: str
     session_id: str
     status: Literal["running", "completed", "failed", "cancelled", "skipped"]
-    started_at: str
-    ended_at: str | None = None
-    result: Raw | None = None
-    error: Raw | None = None
+    started_at: Time
+    ended_at: Time | None = None
+    result: Outcome | None = None
+    error: Outcome | None = None
 
 
 class Warning_(msgspec.Struct, frozen=True):
@@ -156,7 +182,7 @@ class Params(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class MutationParams(Params, frozen=True, kw_only=True):
-    """What any mutation takes: a mismatch is `conflict`, a known operation id replays its recorded result."""
+    """What changes take: a mismatch is `conflict`, a known operation id gets what was recorded."""
 
     operation_id: OperationId | None = None
     expected_revision: Count | None = None
@@ -171,28 +197,34 @@ class ClientInfo(msgspec.Struct, frozen=True):
 
 
 class InitializeParams(Params, frozen=True, kw_only=True):
+    """Protocol: absent, the latest. Token: this version gives out none, so any is refused."""
+
     protocol: int | None = None
     client: ClientInfo | None = None
     token: Annotated[str, Meta(max_length=500)] | None = None
 
 
 class ShutdownParams(Params, frozen=True, kw_only=True):
+    """`deadline_ms`: time in milliseconds for what is under way; absent, as configured."""
+
     mode: Literal["drain", "now"] = "drain"
     deadline_ms: WaitMs | None = None
 
 
 class CreateParams(Params, frozen=True, kw_only=True):
+    """Without `session_id` the server makes one. The items are appended in the same change."""
+
     session_id: SessionId | None = None
     title: Title | None = None
     cwd: Cwd | None = None
     labels: Labels = {}
     durability: Durability = "durable"
-    items: list[Raw] = []
+    items: list[Item] = []
     operation_id: OperationId | None = None
 
 
 class ListFilter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """All of these must hold. `title_contains` ignores case within ASCII; both instants are exclusive."""
+    """All must hold. `title_contains` ignores the case of A to Z; both instants are exclusive."""
 
     state: State | None = None
     cwd: Cwd | None = None
@@ -203,6 +235,8 @@ class ListFilter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 class ListParams(Params, frozen=True, kw_only=True):
+    """Sessions that are equal in `sort` are ordered by their id. `limit` is in sessions."""
+
     filter: ListFilter | None = None
     sort: Literal["updated_at", "created_at", "session_id"] = "updated_at"
     order: Order = "desc"
@@ -211,25 +245,33 @@ class ListParams(Params, frozen=True, kw_only=True):
 
 
 class GetParams(Params, frozen=True, kw_only=True):
+    """A page ends at `limit` entries or before `max_bytes` bytes, but never without an entry."""
+
     session_id: SessionId
     revision: Count | None = None
     limit: Limit = 200
-    max_bytes: Annotated[int, Meta(ge=1)] | None = None
+    max_bytes: Size | None = None
     cursor: Cursor | None = None
     order: Order = "asc"
     view: Literal["info", "entries"] = "entries"
 
 
 class SessionParams(Params, frozen=True, kw_only=True):
+    """Which session."""
+
     session_id: SessionId
 
 
 class AppendParams(MutationParams, frozen=True, kw_only=True):
+    """As many items as `items_per_append` of the limits says, each of `item_bytes` at most."""
+
     session_id: SessionId
-    items: Annotated[list[Raw], Meta(min_length=1)]
+    items: Annotated[list[Item], Meta(min_length=1)]
 
 
 class CompactParams(MutationParams, frozen=True, kw_only=True):
+    """`summary` stands in for a summariser. `keep_recent_tokens` are of the latest entries."""
+
     session_id: SessionId
     summarizer: Literal["offline"] | None = None
     summary: str | None = None
@@ -239,23 +281,29 @@ class CompactParams(MutationParams, frozen=True, kw_only=True):
 
 
 class ExportParams(Params, frozen=True, kw_only=True):
+    """A chunk has `max_bytes` bytes of UTF-8 at most: 1 MiB where absent, 2 MiB in any case."""
+
     session_id: SessionId
     revision: Count | Literal["current", "all"] = "current"
     format: str = "jsonl"
     redact: Redact = "policy"
     cursor: Cursor | None = None
-    max_bytes: Annotated[int, Meta(ge=1)] | None = None
+    max_bytes: Size | None = None
 
 
 class UpdateParams(MutationParams, frozen=True, kw_only=True):
+    """What is absent stays; null clears."""
+
     session_id: SessionId
-    title: Title | None | UnsetType = UNSET
-    cwd: Cwd | None | UnsetType = UNSET
-    labels: Labels | None | UnsetType = UNSET
+    title: Title | UnsetType | None = UNSET
+    cwd: Cwd | UnsetType | None = UNSET
+    labels: Labels | UnsetType | None = UNSET
     state: State | UnsetType = UNSET
 
 
 class DeleteParams(MutationParams, frozen=True, kw_only=True):
+    """Which session."""
+
     session_id: SessionId
 
 
@@ -272,7 +320,7 @@ EventName = Literal[
 
 
 class SubscribeParams(Params, frozen=True, kw_only=True):
-    """Without `session_id`: every session; `since` is then `now` or `start`, for `seq` is per session."""
+    """Without `session_id`: all sessions, and `since` is no number, for seq is per session."""
 
     session_id: SessionId | None = None
     since: Count | Literal["now", "start"] = "now"
@@ -280,10 +328,14 @@ class SubscribeParams(Params, frozen=True, kw_only=True):
 
 
 class UnsubscribeParams(Params, frozen=True, kw_only=True):
+    """Which subscription of this connection."""
+
     subscription_id: Annotated[str, Meta(max_length=128)]
 
 
 class EventsParams(Params, frozen=True, kw_only=True):
+    """Events whose `seq` is over `since`. `wait_ms`: milliseconds to wait for one."""
+
     session_id: SessionId
     since: Count
     limit: Limit = 1000
@@ -291,14 +343,20 @@ class EventsParams(Params, frozen=True, kw_only=True):
 
 
 class OperationParams(Params, frozen=True, kw_only=True):
+    """Which operation."""
+
     operation_id: OperationId
 
 
 class OperationGetParams(OperationParams, frozen=True, kw_only=True):
+    """`wait_ms`: milliseconds to wait for the end of a compaction."""
+
     wait_ms: WaitMs = 0
 
 
 class CancelRequestParams(Params, frozen=True, kw_only=True):
+    """The id of a request on this connection."""
+
     id: str | int
 
 
@@ -316,7 +374,7 @@ class ServerInfo(msgspec.Struct, frozen=True):
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """What this server takes; each has its own error."""
+    """What this server takes; `frame_bytes` and `item_bytes` in bytes. Each has its own error."""
 
     frame_bytes: int
     batch: int
@@ -336,6 +394,8 @@ class Principal(msgspec.Struct, frozen=True):
 
 
 class InitializeResult(msgspec.Struct, frozen=True):
+    """`schema_sha256` is of the file `openrpc.json` of the server."""
+
     protocol: int
     server: ServerInfo
     limits: Limits
@@ -343,15 +403,32 @@ class InitializeResult(msgspec.Struct, frozen=True):
     schema_sha256: str
 
 
+class DiscoverResult(msgspec.Struct, frozen=True, kw_only=True):
+    """An OpenRPC document; the members that begin with `x-` are recapd's own."""
+
+    openrpc: str
+    info: dict[str, Any]
+    methods: list[dict[str, Any]]
+    notifications: list[dict[str, Any]] = msgspec.field(name="x-notifications")
+    client_notifications: list[dict[str, Any]] = msgspec.field(name="x-client-notifications")
+    common_reasons: list[str] = msgspec.field(name="x-common-reasons")
+    reasons: dict[str, Any] = msgspec.field(name="x-reasons")
+    components: dict[str, dict[str, Any]]
+
+
 class PingResult(msgspec.Struct, frozen=True):
-    now: str
+    """The server's clock."""
+
+    now: Time
 
 
 class InfoResult(msgspec.Struct, frozen=True):
+    """`connections` and `sessions_loaded` count those in use now."""
+
     protocol: int
     server: ServerInfo
     limits: Limits
-    started_at: str
+    started_at: Time
     connections: int
     sessions_loaded: int
 
@@ -364,21 +441,29 @@ class HealthWarning(msgspec.Struct, frozen=True):
 
 
 class DatabaseHealth(msgspec.Struct, frozen=True):
+    """Sizes in bytes; `log_bytes` is of the write-ahead log."""
+
     writable: bool
     bytes: int
     log_bytes: int
 
 
 class DiskHealth(msgspec.Struct, frozen=True):
+    """Free space in bytes, on the disk that holds the store."""
+
     free_bytes: int
 
 
 class QueueHealth(msgspec.Struct, frozen=True):
+    """Changes that are not durable yet, and compactions that are running."""
+
     waiting_changes: int
     running_compactions: int
 
 
 class HealthResult(msgspec.Struct, frozen=True):
+    """`ok`: there are no warnings."""
+
     ok: bool
     database: DatabaseHealth
     disk: DiskHealth
@@ -387,14 +472,24 @@ class HealthResult(msgspec.Struct, frozen=True):
 
 
 class ShutdownResult(msgspec.Struct, frozen=True):
+    """Always true: the server has begun to stop."""
+
     stopping: bool
 
 
-class SessionResult(msgspec.Struct, frozen=True):
+class MutationResult(msgspec.Struct, frozen=True, kw_only=True):
+    """`replayed`: the operation id was known, and this is the result that was recorded for it."""
+
+    replayed: bool | UnsetType = UNSET
+
+
+class SessionResult(MutationResult, frozen=True):
+    """The session after the change."""
+
     session: Session
 
 
-class CreateResult(msgspec.Struct, frozen=True):
+class CreateResult(MutationResult, frozen=True):
     """`session_id` stands outside too, for what every client needs first."""
 
     session_id: str
@@ -402,6 +497,8 @@ class CreateResult(msgspec.Struct, frozen=True):
 
 
 class ListResult(msgspec.Struct, frozen=True):
+    """`next_cursor` is null on the last page."""
+
     sessions: list[Session]
     next_cursor: str | None
 
@@ -417,16 +514,20 @@ class GetResult(msgspec.Struct, frozen=True):
 
 
 class RevisionsResult(msgspec.Struct, frozen=True):
+    """Newest first."""
+
     revisions: list[Revision]
 
 
-class AppendResult(msgspec.Struct, frozen=True):
+class AppendResult(MutationResult, frozen=True):
+    """The ids of the new entries, in the order of the items."""
+
     session: Session
     entry_ids: list[int]
     warnings: list[Warning_]
 
 
-class CompactResult(msgspec.Struct, frozen=True):
+class CompactResult(MutationResult, frozen=True):
     """With `wait: false` only `operation_id`, `status` and `session` are there."""
 
     operation_id: str
@@ -440,7 +541,7 @@ class CompactResult(msgspec.Struct, frozen=True):
     tokens_after: Tokens | UnsetType = UNSET
     carried_over: int | UnsetType = UNSET
     reminder_entry_id: int | UnsetType = UNSET
-    quality: Literal["offline", "client"] | UnsetType = UNSET
+    quality: str | UnsetType = UNSET
     attempts: int | UnsetType = UNSET
     redactions: dict[str, int] | UnsetType = UNSET
 
@@ -454,7 +555,7 @@ class ManifestRevision(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What an export held, given with its last chunk. `bytes` is the length of all chunks in UTF-8."""
+    """What an export held, given with its last chunk. `bytes` is the length of all, in UTF-8."""
 
     session_id: str
     format: Format
@@ -464,18 +565,22 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 class ExportResult(msgspec.Struct, frozen=True):
+    """`chunk` is a piece of the text; all of them joined are the export."""
+
     chunk: str
     next_cursor: str | None
     done: bool
     manifest: Manifest | UnsetType = UNSET
 
 
-class DeleteResult(msgspec.Struct, frozen=True):
+class DeleteResult(MutationResult, frozen=True):
+    """False: there was no such session."""
+
     deleted: bool
 
 
 class SubscribeResult(msgspec.Struct, frozen=True):
-    """Events with a `seq` over `from_seq` follow. `reset`: `since` is not of this log; read the session anew."""
+    """Events over `from_seq` follow. `reset`: `since` is not of this log; read the session anew."""
 
     subscription_id: str
     from_seq: int
@@ -483,22 +588,28 @@ class SubscribeResult(msgspec.Struct, frozen=True):
 
 
 class UnsubscribeResult(msgspec.Struct, frozen=True):
+    """False: the connection has no such subscription."""
+
     unsubscribed: bool
 
 
 class EventsResult(msgspec.Struct, frozen=True):
-    """Each event as its notification's parameters, with `method` beside. Go on with `next_seq` as `since`."""
+    """Go on with `next_seq` as `since`. `reset`: `since` is not of this log."""
 
-    events: list[Raw]
+    events: list[LoggedEvent]
     next_seq: int
     resume: Literal["exact", "reset"]
 
 
 class OperationResult(msgspec.Struct, frozen=True):
+    """The operation as it is now."""
+
     operation: Operation
 
 
 class CancelResult(msgspec.Struct, frozen=True):
+    """`cancelled`: it ended so, now or before."""
+
     operation: Operation
     cancelled: bool
 
@@ -515,11 +626,13 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     prev_seq: int
     revision: int
     generation: int
-    at: str
+    at: Time
     operation_id: str | UnsetType = UNSET
 
 
 class HistoryReplaced(Event, frozen=True, kw_only=True):
+    """`entries_*` are counts; `carried_over` of them were appended during the compaction."""
+
     kind: Literal["compaction", "restore", "rewind"]
     from_generation: int
     to_generation: int
@@ -534,18 +647,22 @@ class HistoryReplaced(Event, frozen=True, kw_only=True):
 
 
 class HistoryAppended(Event, frozen=True, kw_only=True):
+    """Every id from the first to the last."""
+
     first_entry_id: int
     last_entry_id: int
 
 
 class CompactionFinished(Event, frozen=True, kw_only=True):
+    """`reason` is that of the error, or `session_deleted`; `quality` that of the summary."""
+
     status: Literal["completed", "failed", "cancelled", "skipped"]
     reason: str | UnsetType = UNSET
     quality: str | UnsetType = UNSET
 
 
 class CompactionProgress(msgspec.Struct, frozen=True):
-    """Not durable, at most ten a second."""
+    """`done` of `total`, in entries or steps of the stage. Not durable; ten a second at most."""
 
     subscription_id: str
     session_id: str
@@ -559,4 +676,4 @@ class ServerDraining(msgspec.Struct, frozen=True):
     """Sent once to every subscription; the connection ends by `deadline` at the latest."""
 
     subscription_id: str
-    deadline: str
+    deadline: Time

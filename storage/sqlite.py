@@ -10,7 +10,7 @@ One task owns the only read-write connection. Changes wait in its queue; it fold
 which is one call on the connection's thread and one fsync. Readers have connections of their own.
 """
 
-import os
+import logging
 import shutil
 import sqlite3
 import time
@@ -83,6 +83,8 @@ from recapd.storage.store import (
     StoreHealth,
     Tokens,
 )
+
+logger = logging.getLogger("recapd.storage")
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -302,12 +304,9 @@ class SqliteStore(Store):
         self._batches += 1
         outcomes, events = await self._transact([change for change, _ in batch])
         if events:
-            self._listener(events)
+            _tell(self._listener, events)
         for (_, pending), outcome in zip(batch, outcomes, strict=True):
-            if isinstance(outcome, Exception):
-                pending.reject(outcome)
-            else:
-                pending.resolve(outcome)
+            _tell(pending.reject if isinstance(outcome, Exception) else pending.resolve, outcome)
 
     async def _transact(self, changes: list[Change]) -> tuple[list[Outcome], list[Event]]:
         failure: Exception
@@ -611,6 +610,14 @@ class SqliteStore(Store):
             disk_free_bytes=free,
             waiting_changes=len(self._queue),
         )
+
+
+def _tell(listener: Callable[[Any], None], what: object) -> None:
+    """A listener that fails is nobody else's business, least of all the store's."""
+    try:
+        listener(what)
+    except Exception as error:
+        logger.error("a listener failed: %s", type(error).__name__)
 
 
 class _Span:

@@ -35,7 +35,8 @@ def _parse_since(context: click.Context, parameter: click.Parameter, value: str)
 def command(session_id: str | None, since: Since) -> None:
     """Print a line for each event.
 
-    Of a session, or of all, until interrupted. It goes on where it was when the daemon starts again soon. With --json each line is a document.
+    Of a session, or of all, until interrupted. It goes on where it was when the daemon starts again
+    soon. With --json each line is a document.
     """
     if session_id is None and isinstance(since, int):
         raise click.UsageError("A seq is one of a session: name the session.")

@@ -1,5 +1,6 @@
 """`session.subscribe`, `.unsubscribe`, `.events`."""
 
+from functools import partial
 from typing import Literal
 
 import anyio
@@ -37,8 +38,7 @@ async def subscribe(call: Call, params: m.SubscribeParams) -> m.SubscribeResult:
             resume = "exact" if params.since <= seq else "reset"
         from_seq = position
     subscription = service.subscriptions.add(connection, params.session_id, params.events, position)
-    # It starts on a later turn of the event loop, so the answer goes out before the first event.
-    connection.start(service.subscriptions.catch_up, subscription)
+    call.then = partial(connection.start, service.subscriptions.catch_up, subscription)
     return m.SubscribeResult(subscription.subscription_id, from_seq, resume)
 
 
@@ -55,17 +55,17 @@ async def events(call: Call, params: m.EventsParams) -> m.EventsResult:
             params.session_id, after_seq=params.since, limit=params.limit
         )
 
-    happened = service.subscriptions.next_event(params.session_id)
-    found = await read()
-    if not found:
-        seq = (await service.store.session(params.session_id)).seq
-        if params.since > seq:
-            return m.EventsResult([], seq, "reset")
-        if params.wait_ms:
-            call.release()  # a long wait holds up nothing that the client sends next
-            with anyio.move_on_after(params.wait_ms / 1000):
-                await happened.wait()
-            found = await read()
+    with service.subscriptions.next_event(params.session_id) as happened:
+        found = await read()
+        if not found:
+            seq = (await service.store.session(params.session_id)).seq
+            if params.since > seq:
+                return m.EventsResult([], seq, "reset")
+            if params.wait_ms:
+                call.release()  # a long wait holds up nothing that the client sends next
+                with anyio.move_on_after(params.wait_ms / 1000):
+                    await happened.wait()
+                found = await read()
     return m.EventsResult(
         [msgspec.Raw(b'{"method":%b,%b' % (_encode(one.method), one.body[1:])) for one in found],
         found[-1].seq if found else params.since,

@@ -19,7 +19,6 @@ from recapd.storage.errors import RevisionUnknown
 from recapd.storage.store import Receipt, Replayed
 
 _PAGE_BYTES = 1 << 20  # of a page of entries, where the client names no size
-_ENVELOPE_BYTES = 1 << 13  # of an answer, beside the entries
 
 
 async def get(call: Call, params: m.GetParams) -> m.GetResult:
@@ -37,9 +36,7 @@ async def get(call: Call, params: m.GetParams) -> m.GetResult:
         or params.revision not in (None, position.revision)
     ):
         raise CursorInvalid
-    bytes_max = min(
-        params.max_bytes or _PAGE_BYTES, call.service.settings.frame_bytes_max - _ENVELOPE_BYTES
-    )
+    bytes_max = min(params.max_bytes or _PAGE_BYTES, call.service.settings.item_bytes_max)
     if position is None:
         page = await store.page(
             params.session_id,
@@ -91,7 +88,9 @@ async def revisions(call: Call, params: m.SessionParams) -> m.RevisionsResult:
 async def export(call: Call, params: m.ExportParams) -> m.ExportResult:
     if params.redact == "none":
         call.principal.require("history.full")
-    return await export_chunk(call.service.store, params)
+    return await export_chunk(
+        call.service.store, params, frame_bytes_max=call.service.settings.frame_bytes_max
+    )
 
 
 async def compact(call: Call, params: m.CompactParams) -> object:

@@ -23,6 +23,7 @@ def _server(call: Call) -> m.ServerInfo:
 async def initialize(call: Call, params: m.InitializeParams) -> m.InitializeResult:
     if not call.connection.fresh:
         raise InvalidRequest(hint="protocol.initialize is the first request or none.")
+    call.connection.fresh = False
     if params.protocol not in (None, m.PROTOCOL_VERSION):
         raise UnsupportedProtocol(supported=[m.PROTOCOL_VERSION])
     if params.token is not None:

@@ -4,6 +4,7 @@ them.
 
 import hashlib
 from collections.abc import Callable, Sequence
+from math import ceil, floor
 from typing import TypeVar
 
 import anyio
@@ -31,6 +32,8 @@ from recapd.storage.store import (
 )
 
 T = TypeVar("T")
+
+_LABELS_CHARACTERS_MAX = 16_000  # they are part of every answer that has a session
 
 encode = msgspec.json.Encoder(order="deterministic").encode
 _decode_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -77,6 +80,11 @@ def _items(call: Call, raw_items: Sequence[msgspec.Raw]) -> list[NewItem]:
     return items
 
 
+def _check_labels(labels: dict[str, str]) -> None:
+    if sum(len(name) + len(value) for name, value in labels.items()) > _LABELS_CHARACTERS_MAX:
+        raise InvalidParams.at("$.labels", f"at most {_LABELS_CHARACTERS_MAX} characters in all")
+
+
 def _session_result(session: Session) -> m.SessionResult:
     return m.SessionResult(wire_session(session))
 
@@ -102,6 +110,7 @@ def _delete_result(deleted: bool) -> m.DeleteResult:
 
 async def create(call: Call, params: m.CreateParams) -> Later:
     service = call.service
+    _check_labels(params.labels)
     new = NewSession(
         params.session_id or service.new_id(),
         params.title,
@@ -130,6 +139,8 @@ async def append(call: Call, params: m.AppendParams) -> Later:
 
 
 async def update(call: Call, params: m.UpdateParams) -> Later:
+    if isinstance(params.labels, dict):
+        _check_labels(params.labels)
     changes = SessionChanges(
         params.title,
         params.cwd,
@@ -173,8 +184,13 @@ async def list_sessions(call: Call, params: m.ListParams) -> m.ListResult:
             wanted.cwd,
             wanted.labels,
             wanted.title_contains,
-            _milliseconds(wanted.updated_after),
-            _milliseconds(wanted.updated_before),
+            # Both bounds are exclusive, and what they are compared with is whole milliseconds.
+            None
+            if wanted.updated_after is None
+            else floor(1000 * wanted.updated_after.timestamp()),
+            None
+            if wanted.updated_before is None
+            else ceil(1000 * wanted.updated_before.timestamp()),
             params.sort,
             params.order,
             params.limit + 1,
@@ -195,7 +211,3 @@ async def list_sessions(call: Call, params: m.ListParams) -> m.ListResult:
             cursors.ListPosition(params.sort, params.order, values[params.sort], last.session_id)
         )
     return m.ListResult([wire_session(session) for session in sessions], next_cursor)
-
-
-def _milliseconds(instant: m.Instant | None) -> int | None:
-    return None if instant is None else round(instant.timestamp() * 1000)
