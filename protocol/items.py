@@ -5,6 +5,7 @@ any JSON object. Its bytes are kept as the client sent them; only what is named 
 at. A member that occurs twice counts with its last value, as in most JSON readers.
 """
 
+import json
 from enum import Enum
 from typing import Any, TypeGuard
 
@@ -39,18 +40,23 @@ class ItemFacts(msgspec.Struct, frozen=True, gc=False):
     outputs: tuple[str, ...] = ()
 
 
-class _Head(msgspec.Struct):
-    type: Any = None
-    role: Any = None
-    content: msgspec.Raw = msgspec.Raw(b"null")
-    id: Any = None
-    call_id: Any = None
-    tool_call_id: Any = None
-    tool_calls: Any = None
+_NULL = msgspec.Raw(b"null")
 
 
-# Numbers out of range (1e999 is valid JSON) are kept as text: nobody reads them.
-_decode_head = msgspec.json.Decoder(_Head, float_hook=str).decode
+class _Head(msgspec.Struct, gc=False):
+    """The members that are looked at, as JSON text: a number of any size may stand in them."""
+
+    type: msgspec.Raw = _NULL
+    role: msgspec.Raw = _NULL
+    content: msgspec.Raw = _NULL
+    id: msgspec.Raw = _NULL
+    call_id: msgspec.Raw = _NULL
+    tool_call_id: msgspec.Raw = _NULL
+    tool_calls: msgspec.Raw = _NULL
+
+
+_decode_head = msgspec.json.Decoder(_Head).decode
+_decode_string = msgspec.json.Decoder(str).decode
 _decode_any = msgspec.json.Decoder(float_hook=str).decode
 
 
@@ -61,34 +67,52 @@ def item_facts(item: bytes, path: str = "$") -> ItemFacts:
         InvalidItem: the bytes are not one JSON object; the error names it by `path`.
     """
     try:
-        head = _decode_head(item)
-        kind = head.type if isinstance(head.type, str) else ""
-        if kind == "message" or (head.type is None and isinstance(head.role, str)):
-            return _message_facts(head)
+        return _facts(_decode_head(item))
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise InvalidItem(errors=[{"path": "$", "expected": "a JSON object"}]) from error
-    if isinstance(head.call_id, str):
+        raise InvalidItem(errors=[{"path": path, "expected": "a JSON object"}]) from error
+
+
+def _facts(head: _Head) -> ItemFacts:
+    kind = _string(head.type) or ""
+    if kind == "message" or (head.type == _NULL and _string(head.role) is not None):
+        return _message_facts(head)
+    call_id = _string(head.call_id)
+    if call_id is not None:
         if kind.endswith("_output"):
-            return ItemFacts(Role.OTHER, kind, outputs=(head.call_id,))
+            return ItemFacts(Role.OTHER, kind, outputs=(call_id,))
         if kind.endswith("_call"):
-            return ItemFacts(Role.OTHER, kind, calls=(head.call_id,))
-    if kind == "local_shell_call_output" and isinstance(head.id, str):
+            return ItemFacts(Role.OTHER, kind, calls=(call_id,))
+    if kind == "local_shell_call_output" and (own_id := _string(head.id)) is not None:
         # Its only key in the public API: `id` is the call_id of the call, not an id of its own.
-        return ItemFacts(Role.OTHER, kind, outputs=(head.id,))
+        return ItemFacts(Role.OTHER, kind, outputs=(own_id,))
     return ItemFacts(Role.OTHER, kind)
 
 
 def _message_facts(head: _Head) -> ItemFacts:
-    match head.role:
+    match _string(head.role):
         case "system" | "developer":
             return ItemFacts(Role.INSTRUCTION, "message")
         case "user":
-            reminder = first_text(head.content).strip().startswith(REMINDER_TAG)
+            reminder = first_text(bytes(head.content)).strip().startswith(REMINDER_TAG)
             return ItemFacts(Role.REMINDER if reminder else Role.USER, "message")
-        case "tool" if isinstance(head.tool_call_id, str):
-            return ItemFacts(Role.OTHER, "message", outputs=(head.tool_call_id,))
+        case "tool" if (call_id := _string(head.tool_call_id)) is not None:
+            return ItemFacts(Role.OTHER, "message", outputs=(call_id,))
         case _:
-            return ItemFacts(Role.OTHER, "message", calls=_chat_calls(head.tool_calls))
+            return ItemFacts(Role.OTHER, "message", calls=_chat_calls(bytes(head.tool_calls)))
+
+
+def _string(value: msgspec.Raw) -> str | None:
+    """The string that it is; None for every other value."""
+    text = bytes(value)
+    return _decode_string(text) if text.startswith(b'"') else None
+
+
+def _decode(text: bytes) -> Any:
+    """Any JSON value. Numbers may be text in it, for nobody reads them."""
+    try:
+        return _decode_any(text)
+    except msgspec.ValidationError:  # an integer of more digits than Python takes by default
+        return json.loads(text, parse_int=str, parse_float=str)
 
 
 def is_object(value: Any) -> TypeGuard[dict[str, Any]]:
@@ -101,16 +125,17 @@ def is_array(value: Any) -> TypeGuard[list[Any]]:
     return isinstance(value, list)
 
 
-def _chat_calls(tool_calls: Any) -> tuple[str, ...]:
-    if not is_array(tool_calls):
+def _chat_calls(tool_calls: bytes) -> tuple[str, ...]:
+    value = _decode(tool_calls)
+    if not is_array(value):
         return ()
-    ids = [call.get("id") for call in tool_calls if is_object(call)]
+    ids = [call.get("id") for call in value if is_object(call)]
     return tuple(call_id for call_id in ids if isinstance(call_id, str))
 
 
 def first_text(content: bytes) -> str:
     """The text of a message's first content part; empty when that part is not text."""
-    value = _decode_any(content)
+    value = _decode(content)
     if is_array(value) and value:
         value = value[0]
         if is_object(value) and value.get("type") in ("input_text", "text"):

@@ -26,10 +26,10 @@ SCOPES: Final[tuple[Scope, ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One row. `scope` None: anybody who may connect. `errors` are those beyond what any request may meet.
+    """One row. `scope` None: anybody who may connect. `errors` are those beyond `COMMON_ERRORS`.
 
-    `inline`: it neither waits nor reads the disk, so it is answered between two reads of the socket, without a
-    task of its own.
+    `inline`: it neither waits nor reads the disk, so it is answered between two reads of the
+    socket, without a task of its own.
     """
 
     name: str
@@ -43,21 +43,32 @@ class Method:
 
 @dataclass(frozen=True, slots=True)
 class Notification:
-    """A message from the server that answers nothing."""
+    """A message that answers nothing, and that nothing answers."""
 
     name: str
     params: type[msgspec.Struct]
     summary: str
 
 
-_STORAGE: Final = (e.StorageError, e.StorageFull, e.StorageReadonly)
-_CHANGE: Final = (
-    e.NotFound,
-    e.Conflict,
-    e.OperationIdReused,
-    *_STORAGE,
-    e.OutcomeUnknown,
+COMMON_ERRORS: Final = (
+    e.ParseError,
+    e.InvalidRequest,
+    e.DuplicateRequestId,
+    e.BatchTooLarge,
+    e.TooDeep,
+    e.MethodNotFound,
+    e.InvalidParams,
+    e.InternalError,
+    e.RequestCancelled,
+    e.Overloaded,
+    e.ShuttingDown,
+    e.FrameTooLarge,
+    e.Forbidden,
 )
+"""What any request may meet."""
+
+_STORAGE: Final = (e.StorageError, e.StorageFull, e.StorageReadonly)
+_CHANGE: Final = (e.NotFound, e.Conflict, e.OperationIdReused, *_STORAGE, e.OutcomeUnknown)
 _ARCHIVE: Final = (e.RevisionNotFound, e.ArchiveMissing, e.ArchiveCorrupt)
 _ITEMS: Final = (e.InvalidItem, e.ItemTooLarge)
 
@@ -70,7 +81,7 @@ METHODS: Final[dict[str, Method]] = {
             m.InitializeResult,
             "Name the client and agree on a protocol version. Optional; the first request or none.",
             None,
-            (e.UnsupportedProtocol, e.Unauthenticated, e.InvalidRequest),
+            (e.UnsupportedProtocol, e.Unauthenticated),
             inline=True,
         ),
         Method(
@@ -84,7 +95,7 @@ METHODS: Final[dict[str, Method]] = {
         Method(
             "rpc.discover",
             m.Params,
-            msgspec.Struct,
+            m.DiscoverResult,
             "This description of the protocol, as an OpenRPC document.",
             None,
             inline=True,
@@ -109,7 +120,8 @@ METHODS: Final[dict[str, Method]] = {
             "server.shutdown",
             m.ShutdownParams,
             m.ShutdownResult,
-            "Stop the server: after what is under way (`drain`), or now. Nothing acknowledged is lost either way.",
+            "Stop the server: after what is under way (`drain`), or now. Either way, what was"
+            " acknowledged stays.",
             "admin",
             inline=True,
         ),
@@ -119,20 +131,14 @@ METHODS: Final[dict[str, Method]] = {
             m.CreateResult,
             "Make a session, with its first items where there are any.",
             "session.write",
-            (
-                e.AlreadyExists,
-                e.OperationIdReused,
-                *_ITEMS,
-                *_STORAGE,
-                e.OutcomeUnknown,
-            ),
+            (e.AlreadyExists, e.OperationIdReused, *_ITEMS, *_STORAGE, e.OutcomeUnknown),
             inline=True,
         ),
         Method(
             "session.list",
             m.ListParams,
             m.ListResult,
-            "Sessions in order, page by page. The cost does not depend on the size of their histories.",
+            "Sessions in order, page by page. How long their histories are does not matter.",
             "session.read",
             (e.CursorInvalid, *_STORAGE),
         ),
@@ -140,8 +146,8 @@ METHODS: Final[dict[str, Method]] = {
             "session.get",
             m.GetParams,
             m.GetResult,
-            "A session and a page of its history, the present one or an archived revision. A cursor pins its"
-            " revision: a page never mixes two.",
+            "A session and a page of its history, the present one or an archived revision. A cursor"
+            " pins its revision: a page never mixes two.",
             "session.read",
             (e.NotFound, e.CursorInvalid, *_ARCHIVE, *_STORAGE),
         ),
@@ -157,8 +163,8 @@ METHODS: Final[dict[str, Method]] = {
             "session.append",
             m.AppendParams,
             m.AppendResult,
-            "Add items to the end of the history, all or none. Answered when they are durable. Line breaks"
-            " between the tokens of an item become spaces; every other byte is kept.",
+            "Add items to the end of the history, all or none. Answered when they are durable."
+            " Line breaks between the tokens of an item become spaces; every other byte is kept.",
             "session.write",
             (*_CHANGE, e.SessionArchived, *_ITEMS),
             inline=True,
@@ -184,17 +190,11 @@ METHODS: Final[dict[str, Method]] = {
             "session.export",
             m.ExportParams,
             m.ExportResult,
-            "A history, or all of them, as text in chunks. `jsonl` is one item a line, exactly as it was sent"
-            " when `redact` is `none`; the other formats also tell ids, times and revisions.",
+            "A history, or all of them, as text in chunks. `jsonl` is one item a line, exactly as"
+            " sent where `redact` is `none`, which needs the scope `history.full`; the other"
+            " formats also tell ids, times and revisions.",
             "session.read",
-            (
-                e.NotFound,
-                e.Forbidden,
-                e.CursorInvalid,
-                e.UnsupportedFormat,
-                *_ARCHIVE,
-                *_STORAGE,
-            ),
+            (e.NotFound, e.CursorInvalid, e.UnsupportedFormat, *_ARCHIVE, *_STORAGE),
         ),
         Method(
             "session.update",
@@ -217,9 +217,10 @@ METHODS: Final[dict[str, Method]] = {
             "session.subscribe",
             m.SubscribeParams,
             m.SubscribeResult,
-            "Receive the events of one session or of all: first this answer, then what was missed, then live.",
+            "Receive the events of one session or of all: first this answer, then what was missed,"
+            " then live.",
             "session.read",
-            (e.NotFound, e.Overloaded, *_STORAGE),
+            (e.NotFound, *_STORAGE),
         ),
         Method(
             "session.unsubscribe",
@@ -257,6 +258,15 @@ METHODS: Final[dict[str, Method]] = {
 }
 
 CANCEL_REQUEST: Final = "$/cancelRequest"
+
+CLIENT_NOTIFICATIONS: Final[tuple[Notification, ...]] = (
+    Notification(
+        CANCEL_REQUEST,
+        m.CancelRequestParams,
+        "Cancel a request. It still gets exactly one answer; ids not under way are ignored.",
+    ),
+)
+"""What a client sends, beside methods whose answer it does not want."""
 
 NOTIFICATIONS: Final[tuple[Notification, ...]] = (
     Notification(
