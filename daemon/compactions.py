@@ -19,9 +19,16 @@ from recapd.daemon.compaction import pipeline
 from recapd.daemon.compaction.summarise import Summariser
 from recapd.daemon.dispatch import rpc_error
 from recapd.daemon.redaction import Redactor
+from recapd.daemon.signal import Signal
 from recapd.daemon.subscriptions import Subscriptions
 from recapd.daemon.wire import wire_session, wire_tokens
-from recapd.protocol.errors import Cancelled, NothingToCompact, RpcError, Superseded
+from recapd.protocol.errors import (
+    Cancelled,
+    NothingToCompact,
+    RpcError,
+    Superseded,
+    from_wire,
+)
 from recapd.protocol.items import item_facts
 from recapd.protocol.messages import ArchiveInfo, CompactResult
 from recapd.storage.entry import Entry, Reminder, decode_entry
@@ -93,6 +100,7 @@ class Compactions:
         self._subscriptions = subscriptions
         self._tasks = tasks
         self._now_ms = now_ms
+        self.ended = Signal()  # a compaction has
         self._running: dict[str, Compaction] = {}
         self._unsettled: dict[str, Unsettled] = {}
 
@@ -151,7 +159,7 @@ class Compactions:
         try:
             with compaction.scope:
                 result = await self._compact(compaction, session)
-                self._running.pop(compaction.operation_id)
+                self._ended(compaction)
                 compaction.ended.resolve(result)
                 return
         except Exception as error:
@@ -169,9 +177,15 @@ class Compactions:
         )
         # Also when the process stops: one `finished` for each `started`.
         with anyio.CancelScope(shield=True), anyio.move_on_after(_END_TIMEOUT_S):
-            await self._end(compaction.session_id, unsettled).settled()
-        self._running.pop(compaction.operation_id)
+            end = self._end(compaction.session_id, unsettled)
+            await end.settled()
+            failure = _recorded(end) or failure
+        self._ended(compaction)
         compaction.ended.reject(failure)
+
+    def _ended(self, compaction: Compaction) -> None:
+        self._running.pop(compaction.operation_id)
+        self.ended.send()
 
     def _end(self, session_id: str, unsettled: Unsettled) -> "Pending[Operation]":
         """Tell the store how an operation ended; what it cannot take is told again before the next
@@ -208,30 +222,61 @@ class Compactions:
         parts = await pipeline.divide(history, compaction.settings, progress)
         if parts.nothing_to_summarise and not compaction.force:
             raise NothingToCompact
-        plan = await pipeline.prepare(
-            parts,
-            summarise=compaction.summarise,
-            settings=compaction.settings,
-            archived_revision=session.revision,
-            progress=progress,
-            redact=compaction.redactor.text if compaction.redactor else str,
-        )
-        async with self._actors.exclusive(compaction.session_id):
-            # From here on it is decided whether it happens, and a cancel comes too late.
-            result = b""
+        # Written while the summary is made; it is of use unless something is appended meanwhile.
+        early: Pending[Revision] = Pending()
+        self._tasks.start_soon(self._archive, session, compaction.operation_id, early)
+        result = b""
+        try:
+            plan = await pipeline.prepare(
+                parts,
+                summarise=compaction.summarise,
+                settings=compaction.settings,
+                archived_revision=session.revision,
+                progress=progress,
+                redact=compaction.redactor.text if compaction.redactor else str,
+            )
+            async with self._actors.exclusive(compaction.session_id):
+                # From here on it is decided whether it happens, and a cancel comes too late.
+                with anyio.CancelScope(shield=True):
+                    result = await self._commit(compaction, session, plan, early)
+        except OutcomeUnknown:
+            raise  # the row may be there, so the file must stay
+        except BaseException:
             with anyio.CancelScope(shield=True):
-                result = await self._commit(compaction, session, plan)
-            return result
+                await early.settled()
+                await self._store.discard_archive(compaction.session_id, session.revision)
+            raise
+        return result
 
-    async def _commit(self, compaction: Compaction, begun: Session, plan: pipeline.Plan) -> bytes:
+    async def _archive(
+        self, session: Session, operation_id: str, outcome: "Pending[Revision]"
+    ) -> None:
+        try:
+            with anyio.CancelScope(shield=True):  # a thread writes, and goes on anyway
+                archive = await self._store.archive(session, "compaction", operation_id)
+                outcome.resolve(archive)
+        except Exception as error:  # it is the commit that fails by it, and tells
+            outcome.reject(error)
+
+    async def _commit(
+        self,
+        compaction: Compaction,
+        begun: Session,
+        plan: pipeline.Plan,
+        early: "Pending[Revision]",
+    ) -> bytes:
         store = self._store
         present = await store.session(compaction.session_id)
         if present.generation != begun.generation or present.running != compaction.operation_id:
             raise Superseded
         carried: list[Entry] = []
-        if present.entries > begun.entries:
+        await early.settled()
+        if present.revision == begun.revision:
+            archive = early.result()
+        else:
+            await store.discard_archive(compaction.session_id, begun.revision)
             carried = await self._entries(present, begun.entries)
-        archive = await store.archive(present, "compaction", compaction.operation_id)
+            archive = await store.archive(present, "compaction", compaction.operation_id)
         entry_id = present.next_entry_id
         history = plan.build(
             entry_id,
@@ -274,7 +319,7 @@ class Compactions:
         try:
             await store.replace(compaction.session_id, change, render=render).wait()
         except OutcomeUnknown:
-            raise  # the row may be there, so the file must stay
+            raise
         except StoreError:
             await store.discard_archive(compaction.session_id, archive.revision)
             raise
@@ -302,6 +347,14 @@ class Compactions:
             entries += map(decode_entry, page.entries)
             next_index = page.next_index
         return entries
+
+
+def _recorded(end: "Pending[Operation]") -> RpcError | None:
+    """The error that the operation is known to have ended with, which may be another's doing."""
+    try:
+        return from_wire(msgspec.json.decode(end.result().outcome or b"{}"))
+    except StoreError:
+        return None
 
 
 _PAGE_ENTRIES: Final = 2_000  # decoded in about 3 ms, so the event loop goes on between pages

@@ -56,6 +56,7 @@ _LARGE_FRAME_BYTES: Final = 1 << 18  # decoded in a thread: a frame of 16 MiB ta
 _OUTPUT_HIGH_BYTES: Final = 4 << 20  # that much unsent, and nothing more is read from the peer
 _OUTPUT_LIVE_BYTES: Final = 1 << 20  # that much unsent, and subscriptions go on from the log
 _ERROR_BYTES_MAX: Final = 1 << 11  # of an error's frame, its id and hint included
+_WAITING_MAX: Final = 1024  # requests of a connection that only wait, for an event or an end
 _RETRY_AFTER_MS: Final = 50
 _FRAMES_PER_TURN: Final = 64  # handled before other tasks get the event loop
 
@@ -76,20 +77,29 @@ class Reply(Protocol):
 class Call:
     """What a handler knows of the request: who asks, on which connection."""
 
-    __slots__ = ("connection", "principal", "release", "service", "then")
+    __slots__ = ("_leave", "connection", "only_waits", "principal", "service", "then")
 
     def __init__(
-        self, connection: "Connection", principal: Principal, release: Callable[[], None]
+        self, connection: "Connection", principal: Principal, leave: Callable[[], None]
     ) -> None:
         self.connection = connection
         self.service = connection.service
         self.principal = principal
+        self.only_waits = False
+        self._leave = leave
         self.then: Callable[[], None] | None = None
         """What is to begin when the answer has been sent."""
-        self.release = release
-        """Let later requests for the same session begin; for one that has taken its place and now
-        only waits.
+
+    def release(self) -> None:
+        """It has taken its place and now only waits: it holds up nothing that comes after it.
+
+        Neither later requests for the same session nor, by being in flight, any others: a cancel
+        must be heard.
         """
+        self._leave()
+        if not self.only_waits:
+            self.only_waits = True
+            self.connection.waiting += 1
 
 
 class Connection(Reply):
@@ -105,6 +115,7 @@ class Connection(Reply):
         self._stream = stream
         self._framer = Framer(frame_bytes_max=settings.frame_bytes_max)
         self.room_bytes = settings.frame_bytes_max
+        self.waiting = 0  # requests in flight that only wait
         self._in_flight: dict[Hashable, anyio.CancelScope | None] = {}
         self._lanes: dict[str, Order] = {}
         self._tasks: TaskGroup
@@ -170,7 +181,7 @@ class Connection(Reply):
             for count, frame in enumerate(framer.receive(data), start=1):
                 await self._take(frame)
                 while (
-                    self._overloaded and len(self._in_flight) > self._settings.in_flight_max // 2
+                    self._overloaded and self._at_work > self._settings.in_flight_max // 2
                 ) or self._output_bytes > _OUTPUT_HIGH_BYTES:
                     await self._pause()
                 self._overloaded = False
@@ -179,6 +190,10 @@ class Connection(Reply):
             if framer.fault is not None:
                 self.send(encode_error(NULL, framer.fault))
                 return
+
+    @property
+    def _at_work(self) -> int:
+        return len(self._in_flight) - self.waiting
 
     async def _pause(self) -> None:
         """Let the reader wait until a request was answered or output was sent."""
@@ -273,7 +288,7 @@ class Connection(Reply):
             return
         batch = _Batch(self, sum(one.id is not None for one in message))
         for one in message:
-            while len(self._in_flight) >= self._settings.in_flight_max:
+            while self._at_work >= self._settings.in_flight_max:
                 await self._pause()  # a batch may be longer than what may be in flight
             await self._one(one, batch)
 
@@ -300,8 +315,10 @@ class Connection(Reply):
             raise DuplicateRequestId
         if self.service.draining:
             raise ShuttingDown
-        if len(self._in_flight) >= self._settings.in_flight_max:
+        if self._at_work >= self._settings.in_flight_max:
             self._overloaded = True
+            raise Overloaded(retry_after_ms=_RETRY_AFTER_MS)
+        if self.waiting >= _WAITING_MAX:
             raise Overloaded(retry_after_ms=_RETRY_AFTER_MS)
         params = decode_params(DECODERS[request.method], request.params)
         if request.method != "protocol.initialize":
@@ -396,6 +413,7 @@ class Connection(Reply):
         finally:
             release()
             del self._in_flight[key]
+            self.waiting -= call.only_waits
             self._progress.send()
         self._refuse(request, reply, error)
 

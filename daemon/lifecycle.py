@@ -41,6 +41,8 @@ class ExitCode(IntEnum):
     CANNOT_SERVE = 5
 
 
+_LAST_WORDS_S = 0.5
+
 _GC_THRESHOLD = 10_000
 # Objects made before the young generation is looked through, instead of 700: most of what a request
 # makes is freed by its reference count.
@@ -165,4 +167,11 @@ async def _drain(service: Service) -> None:
             connection.drain()
         while service.connections:
             await service.connection_ended.wait()
+        while len(service.compactions):
+            await service.compactions.ended.wait()
     service.compactions.cancel_all()
+    if not service.stopping.hurried:
+        # Whoever waited for one is still told how it ended.
+        with anyio.move_on_after(_LAST_WORDS_S):
+            while service.connections:
+                await service.connection_ended.wait()

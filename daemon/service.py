@@ -52,11 +52,13 @@ class Stopping:
     def __init__(self) -> None:
         self.asked = anyio.Event()
         self.timeout_s: float | None = None  # None: as the settings say
+        self.hurried = False
         self.scope = anyio.CancelScope()  # of what is still allowed to end
 
     def ask(self, mode: Literal["drain", "now"], deadline_ms: int | None = None) -> None:
         """Begin to stop; what is under way has until the deadline to end, or no time (`now`)."""
         if mode == "now":
+            self.hurried = True
             self.scope.cancel()
         elif deadline_ms is not None:
             self.timeout_s = deadline_ms / 1000

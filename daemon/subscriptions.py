@@ -45,8 +45,11 @@ class Subscription:
         return self.methods is None or method in self.methods
 
     def pass_on(self, event: Event) -> None:
-        """Send one event, the next of this subscription."""
-        self.position = event.ordinal if self.session_id is None else event.seq
+        """Send one event, unless it was sent: a reader of the log sees it before it is published."""
+        position = event.ordinal if self.session_id is None else event.seq
+        if position <= self.position:
+            return
+        self.position = position
         if self.wants(event.method):
             head = b'{"subscription_id":"%b",' % self.subscription_id.encode()
             self.connection.send(encode_notification(event.method, head + event.body[1:]))

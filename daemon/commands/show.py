@@ -1,7 +1,5 @@
 """`recapd show`: read a history."""
 
-from contextlib import suppress
-
 import click
 import msgspec
 
@@ -29,23 +27,27 @@ def command(session_id: str, revision: int | None, full: bool) -> None:
     """Show the history of a session, through a pager on a terminal."""
     as_json = current_options().json
 
+    async def fetch(client: Client, cursor: str | None) -> _Page:
+        params = GetParams(
+            session_id=session_id,
+            revision=revision,
+            limit=10_000,
+            max_bytes=_PAGE_BYTES,
+            cursor=cursor,
+        )
+        return msgspec.json.decode(await client.call("session.get", params), type=_Page)
+
     async def show(client: Client) -> None:
-        with pager(on=not as_json) as write, suppress(BrokenPipeError):
-            first, cursor = True, None
-            while first or cursor is not None:
-                params = GetParams(
-                    session_id=session_id,
-                    revision=revision,
-                    limit=10_000,
-                    max_bytes=_PAGE_BYTES,
-                    cursor=cursor,
-                )
-                page = msgspec.json.decode(await client.call("session.get", params), type=_Page)
+        page: _Page | None = await fetch(client, None)
+        with pager(on=not as_json) as write:
+            first = True
+            while page is not None:
                 if as_json:
                     _write_json(write, page, first)
                 else:
                     _write_text(write, page, first, full)
-                first, cursor = False, page.next_cursor
+                first = False
+                page = await fetch(client, page.next_cursor) if page.next_cursor else None
 
     run_client(show)
 

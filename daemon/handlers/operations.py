@@ -12,6 +12,7 @@ async def get(call: Call, params: m.OperationGetParams) -> m.OperationResult:
     service = call.service
     running = service.compactions.find(params.operation_id)
     if running is not None and params.wait_ms:
+        call.release()
         with anyio.move_on_after(params.wait_ms / 1000):
             await running.ended.settled()
     return m.OperationResult(wire_operation(await service.store.operation(params.operation_id)))
