@@ -45,7 +45,7 @@ class Subscription:
         return self.methods is None or method in self.methods
 
     def pass_on(self, event: Event) -> None:
-        """Send one event, unless it was sent: a reader of the log sees it before it is published."""
+        """Send one event, unless it was: a reader of the log may see it before it is published."""
         position = event.ordinal if self.session_id is None else event.seq
         if position <= self.position:
             return
