@@ -6,6 +6,7 @@ own. Requests of this connection for the same session take effect in the order i
 (PROTOCOL.md §1): changes overlap with changes and reads with reads, but not one with the other.
 """
 
+import logging
 import select
 from collections.abc import Callable, Coroutine, Hashable
 from functools import partial
@@ -49,6 +50,8 @@ from recapd.protocol.methods import CANCEL_REQUEST, METHODS
 
 if TYPE_CHECKING:
     from recapd.daemon.service import Service
+
+logger = logging.getLogger("recapd.connection")
 
 T = TypeVar("T")
 
@@ -206,7 +209,13 @@ class Connection(Reply):
         """Queue one frame; it goes out at the end of this turn of the event loop at the latest."""
         if self._ended:
             return
-        data = self._framer.encode(frame)
+        try:
+            data = self._framer.encode(frame)
+        except FrameTooLarge:
+            # Of an event, for answers were measured. It must not be left out, so this is the end.
+            logger.error("an event does not fit into a frame: a connection is closed")
+            self.end()
+            return
         self._output.append(data)
         self._output_bytes += len(data)
         if not self._flush_is_due:
