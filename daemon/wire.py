@@ -3,6 +3,7 @@
 from typing import Final, Literal
 
 import msgspec
+from msgspec import UNSET
 
 from recapd.protocol import messages
 from recapd.storage.entry import encode_time
@@ -56,7 +57,7 @@ def wire_revision(revision: Revision) -> messages.Revision:
 
 
 def wire_operation(operation: Operation) -> messages.Operation:
-    outcome = None if operation.outcome is None else msgspec.Raw(operation.outcome)
+    outcome = UNSET if operation.outcome is None else msgspec.Raw(operation.outcome)
     completed = operation.status == "completed"
     return messages.Operation(
         operation.operation_id,
@@ -65,6 +66,6 @@ def wire_operation(operation: Operation) -> messages.Operation:
         operation.status,
         encode_time(operation.started_at_ms),
         None if operation.ended_at_ms is None else encode_time(operation.ended_at_ms),
-        outcome if completed else None,
-        None if completed else outcome,
+        outcome if completed else UNSET,
+        UNSET if completed else outcome,
     )

@@ -30,6 +30,7 @@ OperationId = Annotated[
 ]
 Cursor = Annotated[str, Meta(max_length=4096, description="opaque; from the page before")]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
+Expected = Annotated[Count, Meta(description="`conflict` where the session is at another")]
 Limit = Annotated[int, Meta(ge=1, le=100_000)]
 Size = Annotated[int, Meta(ge=1, description="bytes")]
 WaitMs = Annotated[int, Meta(ge=0, le=600_000, description="milliseconds")]
@@ -153,8 +154,8 @@ class Operation(msgspec.Struct, frozen=True, omit_defaults=True):
     status: Literal["running", "completed", "failed", "cancelled", "skipped"]
     started_at: Time
     ended_at: Time | None = None
-    result: Outcome | None = None
-    error: Outcome | None = None
+    result: Outcome | UnsetType = UNSET
+    error: Outcome | UnsetType = UNSET
 
 
 class Warning_(msgspec.Struct, frozen=True):
@@ -185,8 +186,8 @@ class MutationParams(Params, frozen=True, kw_only=True):
     """What changes take: a mismatch is `conflict`, a known operation id gets what was recorded."""
 
     operation_id: OperationId | None = None
-    expected_revision: Count | None = None
-    expected_generation: Count | None = None
+    expected_revision: Expected | None = None
+    expected_generation: Expected | None = None
 
 
 class ClientInfo(msgspec.Struct, frozen=True):
@@ -245,7 +246,7 @@ class ListParams(Params, frozen=True, kw_only=True):
 
 
 class GetParams(Params, frozen=True, kw_only=True):
-    """A page ends at `limit` entries or before `max_bytes` bytes, but never without an entry."""
+    """A page ends at `limit` entries or before `max_bytes` bytes (1 MiB), but has at least one."""
 
     session_id: SessionId
     revision: Count | None = None
@@ -281,7 +282,7 @@ class CompactParams(MutationParams, frozen=True, kw_only=True):
 
 
 class ExportParams(Params, frozen=True, kw_only=True):
-    """A chunk has `max_bytes` bytes of UTF-8 at most: 1 MiB where absent, 2 MiB in any case."""
+    """A chunk has `max_bytes` bytes of UTF-8 at most; absent, 1 MiB."""
 
     session_id: SessionId
     revision: Count | Literal["current", "all"] = "current"
