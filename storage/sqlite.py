@@ -161,6 +161,7 @@ class SqliteStore(Store):
         self._readers: list[aiosqlite.Connection] = []
         self._reads: list[int] = []  # under way, on each reader
         self._archivist: aiosqlite.Connection | None = None
+        self._archivist_is_made = anyio.Lock()
         self._damaged: StorageError | None = None
         self._synced: set[Path] = set()  # folders of archives whose names are durable
         self._verified: dict[tuple[str, int], tuple[int, ...]] = {}
@@ -437,12 +438,14 @@ class SqliteStore(Store):
 
     async def archive(self, session: Session, kind: Kind, operation_id: str) -> Revision:
         try:
-            if self._archivist is None:
-                self._archivist = await connect(self._path, writer=False)
+            async with self._archivist_is_made:  # two at once would make two, and lose one
+                if self._archivist is None:
+                    self._archivist = await connect(self._path, writer=False)
+            archivist = self._archivist
             return await call(
-                self._archivist,
+                archivist,
                 self._write_archive,
-                raw(self._archivist),
+                raw(archivist),
                 session,
                 kind,
                 operation_id,
