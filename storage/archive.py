@@ -10,19 +10,25 @@
       N entries, as entry.py says
       trailer   {"entries":N,"sha256":"…"}        the hash is of every byte before the trailer
 
-Size and SHA-256 of the file itself stand in the database. A file comes to its final name only when it is whole,
-synced and read back, and its folder is synced before anything may name it; a temporary file that a crash left
-is swept at the next start. Nothing of a file is handed out before all of it was verified.
+Size and SHA-256 of the file itself stand in the database. A file comes to its final name only when
+it is whole, synced and read back, and its folder is synced before anything may name it; a temporary
+file that a crash left is swept at the next start. Nothing of a file is handed out before all of it
+was verified.
 """
 
+import errno
 import hashlib
 import os
 import secrets
 import stat
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+from io import BufferedReader, FileIO
+from itertools import islice
 from pathlib import Path
-from typing import IO, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -34,12 +40,20 @@ if sys.version_info >= (3, 14):
 else:
     from backports import zstd
 
-_OPTIONS: Final = {
+_OPTIONS: Final[Mapping[int, int]] = {
     zstd.CompressionParameter.compression_level: 1,
     zstd.CompressionParameter.checksum_flag: 1,  # off by default
 }
 _CHUNK_BYTES: Final = 1 << 20
 _SUFFIX: Final = ".jsonl.zst"
+_NO_FILE: Final = {  # of ours: it is gone, or something else is in its place
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.ELOOP,
+    errno.ENXIO,
+    errno.EACCES,
+    errno.EPERM,
+}
 
 
 class Header(msgspec.Struct, frozen=True):
@@ -74,15 +88,15 @@ def archive_path(archives: Path, session_id: str, revision: int) -> Path:
 def write_archive(
     archives: Path, header: Header, lines: Iterable[bytes], synced: set[Path]
 ) -> tuple[int, str]:
-    """Write, sync, read back and name one archive; durable on return. A file of that name is replaced.
+    """Write, sync, read back and name one archive; durable on return.
 
-    `synced` keeps the folders whose own names are known to be durable.
+    A file of that name is replaced. `synced` keeps the folders whose own names are durable.
 
     Returns its size in bytes and its SHA-256 in hexadecimal.
 
     Raises:
-        OSError: and nothing is left under either name. A failed fsync is never repeated: the next attempt writes
-            a new file, since the kernel may have dropped the pages of this one.
+        OSError: and nothing of it is left under either name. A failed fsync is never repeated: the
+            next attempt writes a new file, since the kernel may have dropped pages of this one.
         ValueError: `lines` does not have `header.entries` lines.
     """
     path = archive_path(archives, header.session_id, header.revision)
@@ -91,31 +105,25 @@ def write_archive(
         sync_folder(archives)  # also when it was there: an earlier life may have died before that
         synced.add(path.parent)
     temporary = path.with_name(f".{header.revision}.{secrets.token_hex(8)}.tmp")
-    descriptor = os.open(
-        temporary,
-        os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC,
-        0o600,
-    )
+    name = temporary  # of the file as it is
     try:
-        with open(descriptor, "w+b", buffering=0) as file:
+        with open(temporary, "x+b", buffering=0, opener=partial(os.open, mode=0o600)) as file:
             size_bytes, digest = _write(file, header, lines)
-            os.fsync(descriptor)
+            os.fsync(file.fileno())
             file.seek(0)
             if hashlib.file_digest(file, "sha256").hexdigest() != digest:
-                raise OSError("archive read back differs from what was written")
+                raise OSError(errno.EIO, "what was written is read back differently")
         os.rename(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    try:
+        name = path
         sync_folder(path.parent)
     except BaseException:
-        path.unlink(missing_ok=True)
+        with suppress(OSError):  # what cannot be removed is swept at the next start
+            name.unlink()
         raise
     return size_bytes, digest
 
 
-def _write(file: IO[bytes], header: Header, lines: Iterable[bytes]) -> tuple[int, str]:
+def _write(file: FileIO, header: Header, lines: Iterable[bytes]) -> tuple[int, str]:
     compressor = zstd.ZstdCompressor(options=_OPTIONS)
     file_hash = hashlib.sha256()
     content_hash = hashlib.sha256()
@@ -126,8 +134,8 @@ def _write(file: IO[bytes], header: Header, lines: Iterable[bytes]) -> tuple[int
         file_hash.update(piece)
         size_bytes += len(piece)
         view = memoryview(piece)
-        while view:  # a raw file writes what it can
-            view = view[file.write(view) :]
+        while view:  # a write may take a part only (write(2))
+            view = view[os.write(file.fileno(), view) :]
 
     def add(content: bytes) -> None:
         content_hash.update(content)
@@ -155,51 +163,51 @@ def _write(file: IO[bytes], header: Header, lines: Iterable[bytes]) -> tuple[int
     return size_bytes, file_hash.hexdigest()
 
 
-def verify_archive(archives: Path, store_id: str, session_id: str, expected: Revision) -> None:
+def open_archive(archives: Path, session_id: str, revision: int) -> BufferedReader:
+    """Open an archive to verify it and to read its lines: both from one file, whatever is renamed.
+
+    Raises ArchiveMissing, OSError.
+    """
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    try:
+        descriptor = os.open(archive_path(archives, session_id, revision), flags)
+    except OSError as error:
+        if error.errno in _NO_FILE:
+            raise ArchiveMissing(revision) from error
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ArchiveMissing(revision)
+    return open(descriptor, "rb")
+
+
+def verify_archive(
+    file: BufferedReader, store_id: str, session_id: str, expected: Revision
+) -> None:
     """Check all of an archive: size, SHA-256, header, trailer, session and revision.
 
-    Raises ArchiveMissing, ArchiveCorrupt.
+    Raises ArchiveCorrupt, OSError.
     """
-    with _open(archives, session_id, expected.revision) as file:
-        fault = _fault(file, store_id, session_id, expected)
+    fault = _fault(file, store_id, session_id, expected)
     if fault is not None:
         raise ArchiveCorrupt(expected.revision, fault)
 
 
-def read_lines(archives: Path, session_id: str, revision: int, start: int) -> Iterator[bytes]:
-    """The lines of the entries from index `start` on. Only for an archive that was just verified.
+def read_lines(file: BufferedReader, revision: int, indexes: range) -> Iterator[bytes]:
+    """The lines of the entries at rising `indexes`. Only of an archive that was just verified.
 
-    Raises ArchiveMissing, ArchiveCorrupt.
+    Raises ArchiveCorrupt, OSError.
     """
-    with _open(archives, session_id, revision) as file:
-        lines = _lines(file)
-        try:
-            entries = _decode_header(next(lines)).entries
-            for index, line in enumerate(lines):
-                if index >= entries:
-                    return
-                if index >= start:
-                    yield line
-        except (zstd.ZstdError, EOFError, StopIteration, msgspec.MsgspecError) as error:
-            raise ArchiveCorrupt(revision, "content") from error
-
-
-def _open(archives: Path, session_id: str, revision: int) -> IO[bytes]:
+    file.seek(0)
+    lines = _lines(file)
     try:
-        descriptor = os.open(
-            archive_path(archives, session_id, revision),
-            os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK,
-        )
-    except OSError as error:
-        raise ArchiveMissing(revision) from error
-    file = open(descriptor, "rb")
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        file.close()
-        raise ArchiveMissing(revision)
-    return file
+        next(lines)
+        yield from islice(lines, indexes.start, indexes.stop)
+    except (zstd.ZstdError, EOFError, StopIteration) as error:
+        raise ArchiveCorrupt(revision, "content") from error
 
 
-def _fault(file: IO[bytes], store_id: str, session_id: str, expected: Revision) -> str | None:
+def _fault(file: BufferedReader, store_id: str, session_id: str, expected: Revision) -> str | None:
     if os.fstat(file.fileno()).st_size != expected.bytes:
         return "size"
     if hashlib.file_digest(file, "sha256").hexdigest() != expected.sha256:
@@ -231,7 +239,7 @@ def _fault(file: IO[bytes], store_id: str, session_id: str, expected: Revision) 
     return "length" if next(lines, None) is not None else None
 
 
-def _lines(file: IO[bytes]) -> Iterator[bytes]:
+def _lines(file: BufferedReader) -> Iterator[bytes]:
     rest = b""
     with zstd.ZstdFile(file) as content:
         while piece := content.read(_CHUNK_BYTES):
@@ -250,22 +258,22 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def sweep(archives: Path, named: set[tuple[str, int]]) -> int:
-    """Remove every file that is not an archive of `named` (session id, revision); the number removed.
+def sweep(archives: Path, named: Collection[tuple[str, int]]) -> int:
+    """Remove every file that is not an archive of `named` (session id and revision).
 
-    Only under the store's lock, before anything is written.
+    Only under the store's lock, before anything is written. Empty folders go as well; what cannot
+    be removed stays. Returns how many files were removed.
     """
     keep = {archive_path(archives, session_id, revision) for session_id, revision in named}
     removed = 0
-    for folder in archives.iterdir():
-        if folder.is_symlink() or not folder.is_dir():
-            folder.unlink()
-            removed += 1
-            continue
-        for path in folder.iterdir():
+    for folder in list(archives.iterdir()):
+        is_folder = folder.is_dir() and not folder.is_symlink()
+        for path in list(folder.iterdir()) if is_folder else [folder]:
             if path not in keep:
-                path.unlink()
-                removed += 1
-        if not any(folder.iterdir()):
-            folder.rmdir()
+                with suppress(OSError):
+                    path.unlink()
+                    removed += 1
+        if is_folder:
+            with suppress(OSError):
+                folder.rmdir()
     return removed

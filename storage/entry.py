@@ -5,8 +5,8 @@ The same line stands in the table of entries, in archive files and on the wire::
     {"id":17,"at":"2026-12-01T10:00:00.000Z","item":{…}}
     {"id":18,"at":"2026-12-01T10:00:00.000Z","reminder":{"generation":1,…},"item":{…}}
 
-so that reading and sending a history is joining bytes. `item` comes last, and nothing before it can contain the
-text `"item":`, so the item's own bytes can be cut out without parsing.
+so that reading and sending a history is joining bytes. `item` comes last, and nothing before it can
+contain the text `,"item":`, so the item's own bytes can be cut out without parsing.
 """
 
 from datetime import UTC, datetime
@@ -22,7 +22,7 @@ _ITEM: Final = b',"item":'
 
 
 class Reminder(msgspec.Struct, frozen=True, gc=False):
-    """Where an item that recapd made itself comes from: provenance beside the item, never inside it."""
+    """Where an item comes from that recapd made itself: said beside the item, never inside it."""
 
     generation: int
     operation_id: str
@@ -32,8 +32,9 @@ class Reminder(msgspec.Struct, frozen=True, gc=False):
 class Entry(msgspec.Struct, frozen=True, gc=False):
     """One item of a history.
 
-    `entry_id` is unique in its session and never used again; `at_ms` is the time of the append in milliseconds
-    since the epoch; `item` is the JSON text of the item as the client sent it, without line breaks.
+    `entry_id` is unique in its session and never used again; `at_ms` is the time of the append in
+    milliseconds since the epoch; `item` is the JSON text of the item as the client sent it, without
+    line breaks.
     """
 
     entry_id: int
@@ -48,7 +49,7 @@ _encode = msgspec.json.Encoder().encode
 
 @lru_cache(maxsize=1024)  # a history has many entries of the same second
 def _write_second(seconds: int) -> str:
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}"
+    return datetime.fromtimestamp(seconds, UTC).isoformat()[:19]
 
 
 @lru_cache(maxsize=1024)
@@ -57,7 +58,10 @@ def _read_second(text: bytes) -> int:
 
 
 def encode_time(at_ms: int) -> str:
-    """RFC 3339 in UTC with milliseconds, the one form in which recapd writes an instant."""
+    """RFC 3339 in UTC with milliseconds, the one form in which recapd writes an instant.
+
+    Of the years 1 to 9999, which is all that the form has room for.
+    """
     seconds, milliseconds = divmod(at_ms, 1000)
     return f"{_write_second(seconds)}.{milliseconds:03d}Z"
 
@@ -89,5 +93,8 @@ def decode_entry(line: bytes) -> Entry:
     at_ms = 1000 * _read_second(line[id_end + 7 : id_end + 26]) + int(line[at_end - 5 : at_end - 2])
     reminder = None
     if item != at_end:
-        reminder = _decode_reminder(line[at_end + len(_REMINDER) : item])
+        try:
+            reminder = _decode_reminder(line[at_end + len(_REMINDER) : item])
+        except msgspec.MsgspecError as error:
+            raise ValueError("not an entry") from error
     return Entry(int(line[6:id_end]), at_ms, line[item + 8 : -1], reminder)

@@ -70,7 +70,7 @@ class Superseded(StoreError):
 
 
 class RevisionUnknown(StoreError):
-    """The session has no archived revision of that number, or of the generation that was asked for."""
+    """The session has no archived revision of that number, or of that generation."""
 
     def __init__(self, revision: int | None = None) -> None:
         super().__init__(f"revision {revision}")
@@ -111,4 +111,4 @@ class StoreClosed(StorageError):
 
 
 class OutcomeUnknown(StorageError):
-    """The commit could not be established either way: ask for the operation, or repeat it under its id."""
+    """Whether it was made could not be established: ask for the operation, or repeat it."""

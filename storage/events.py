@@ -1,4 +1,7 @@
-"""The body of an event: what a notification says, apart from the subscription it goes to (PROTOCOL.md §4)."""
+"""The body of an event: what a notification says, apart from the subscription that it goes to.
+
+PROTOCOL.md §4 has the members.
+"""
 
 from collections.abc import Mapping
 
@@ -18,7 +21,10 @@ def event_body(
     operation_id: str | None,
     members: Mapping[str, object],
 ) -> bytes:
-    """A JSON object, `members` last. Sequence numbers of a session have no gaps, so `prev_seq` is `seq` - 1."""
+    """A JSON object, `members` last.
+
+    Sequence numbers of a session have no gaps, so `prev_seq` is `seq` - 1.
+    """
     body: dict[str, object] = {
         "session_id": session_id,
         "seq": seq,
@@ -29,4 +35,4 @@ def event_body(
     }
     if operation_id is not None:
         body["operation_id"] = operation_id
-    return _encode(body | members)
+    return _encode({**body, **members})

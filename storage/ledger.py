@@ -1,15 +1,19 @@
-"""The changes themselves: what each does to the tables, on the thread of the only read-write connection.
+"""The changes: what each does to the tables, on the thread of the only read-write connection.
 
-`Ledger.run` makes one transaction of a batch of changes. A change that is refused (a StoreError) has written
-nothing by then and costs the others nothing; any other exception undoes the whole batch. Rows of entries, events
-and sessions are gathered and written once per batch, so a change that reads these tables calls `flush` first.
+`Ledger.run` makes one transaction of a batch of changes. A change that is refused (a StoreError)
+has written nothing by then and costs the others nothing; any other exception undoes the whole
+batch. Rows of entries, events and sessions are gathered and written once per batch, so a change
+that reads these tables calls `flush` first.
 """
 
 import sqlite3
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from contextlib import suppress
+from operator import attrgetter
+from typing import Any, Final, TypeVar
 
 import msgspec
+from msgspec import structs
 
 from recapd.storage.entry import Entry, encode_entry
 from recapd.storage.errors import (
@@ -19,12 +23,14 @@ from recapd.storage.errors import (
     OperationUnknown,
     SessionClosed,
     SessionExists,
+    StorageError,
     StoreError,
     Superseded,
     UnknownSession,
 )
 from recapd.storage.events import event_body
 from recapd.storage.store import (
+    NOTHING_EXPECTED,
     Appended,
     Durability,
     Event,
@@ -35,6 +41,7 @@ from recapd.storage.store import (
     Receipt,
     Replacement,
     Replayed,
+    Revision,
     Session,
     SessionChanges,
     State,
@@ -42,9 +49,12 @@ from recapd.storage.store import (
     Tokens,
 )
 
+T = TypeVar("T")
+
 POSITION_BITS: Final = 32  # of a position that count within a session: 4 thousand million entries
 _CACHED_ROWS_MAX: Final = 4096  # about 2 MB
 _SWEEP_ROWS: Final = 1000  # removed at once: an append behind it does not notice
+_SWEEP_BYTES: Final = 1 << 20  # likewise: each page of a long line is touched
 
 # One value of JSON for a row: SQLite locks the connection for each column that is fetched, and in
 # one piece a row is decoded five times faster. In the order of the fields of SessionRow; last the
@@ -56,7 +66,16 @@ SELECT_SESSION: Final = (
     " (SELECT json_group_array(revision) FROM (SELECT revision FROM archives"
     " WHERE archives.key = sessions.key ORDER BY revision DESC)) END)) FROM sessions"
 )
-SELECT_OPERATION: Final = "SELECT operation_id, method, session_id, status, started_at_ms, ended_at_ms, outcome FROM operations"
+SELECT_OPERATION: Final = (
+    "SELECT operation_id, method, session_id, status, started_at_ms, ended_at_ms, outcome"
+    " FROM operations"
+)
+_CHANGING: Final = (  # columns of `sessions` that events go with; the others only `update` changes
+    *("updated_at_ms", "revision", "generation", "base", "entries", "tokens_counted"),
+    *("tokens_estimated", "next_entry_id", "seq", "running"),
+)
+_UPDATE_SESSION: Final = f"UPDATE sessions SET {' = ?, '.join(_CHANGING)} = ? WHERE key = ?"
+_changing: Final = attrgetter(*_CHANGING, "key")
 
 _encode = msgspec.json.Encoder().encode
 
@@ -122,17 +141,22 @@ def operation_of(row: tuple[Any, ...]) -> Operation:
 class CommitFailed(Exception):
     """COMMIT answered with an error, which does not say whether the transaction was made.
 
-    If it was, the highest ordinal is `ordinal`, and these are its outcomes and events.
+    If it was, the log has its events up to `ordinal` (None: it has none), these are its outcomes,
+    and these archives, by session id and revision, are to be removed.
     """
 
     def __init__(
-        self, error: sqlite3.Error, ordinal: int, outcomes: "list[Outcome]", events: list[Event]
+        self,
+        error: Exception,
+        outcomes: "list[Outcome]",
+        ordinal: int | None,
+        removed: list[tuple[str, int]],
     ) -> None:
-        super().__init__()
+        super().__init__(type(error).__name__)
         self.error = error
-        self.ordinal = ordinal
         self.outcomes = outcomes
-        self.events = events
+        self.ordinal = ordinal
+        self.removed = removed
 
 
 Change = Callable[["Ledger"], Any]
@@ -140,26 +164,32 @@ Outcome = Any  # the change's result, or the Exception that it raised
 
 
 class Ledger:
-    """The state of one batch, and a cache of the session rows that batches have touched."""
+    """The state of one batch, and a cache of the session rows that batches have touched.
+
+    `has_archive` says whether an archive's file is there; `unlink` removes the archive of a session
+    id and a revision, and raises nothing.
+    """
 
     def __init__(
         self,
         connection: sqlite3.Connection,
         now_ms: Callable[[], int],
+        has_archive: Callable[[str, Revision], bool],
         unlink: Callable[[str, int], None],
     ) -> None:
         self._db = connection
         self._now_ms = now_ms
+        self._has_archive = has_archive
         self._unlink = unlink
-        self._removed_archives: list[tuple[str, int]] = []
+        self._removed: list[tuple[str, int]] = []  # archives, once the batch is durable
         self._rows: dict[str, SessionRow] = {}
         self._changed: dict[int, SessionRow] = {}
         self._lines: list[tuple[int, bytes]] = []
         self._calls: list[tuple[int, int, str]] = []
         self._event_rows: list[tuple[int, int, int, str, bytes]] = []
-        self.events: list[Event] = []
+        self._events: list[Event] = []
         self._now = 0
-        self.ordinal = self._last_ordinal()
+        self._ordinal: int | None = None  # of the latest event; None: to be looked up
         (garbage,) = connection.execute("SELECT count(*) FROM garbage").fetchone()
         self.has_garbage = garbage > 0
 
@@ -168,14 +198,18 @@ class Ledger:
     def run(self, changes: Sequence[Change]) -> tuple[list[Outcome], list[Event]]:
         """Make the changes in order, as one transaction, durable on return.
 
-        Returns an outcome for each, and the events of all. Raises CommitFailed; or sqlite3.Error or whatever else
-        a change raised, and then nothing was made.
+        Returns an outcome for each, and the events of all. Raises CommitFailed; or sqlite3.Error or
+        whatever else a change raised, and then nothing was made.
         """
-        self.events = []
+        db = self._db
+        events: list[Event] = []
+        self._events = events
         self._now = self._now_ms()
+        outcomes: list[Outcome] = []
         try:
-            self._db.execute("BEGIN IMMEDIATE")
-            outcomes: list[Outcome] = []
+            if db.in_transaction:  # a rollback failed
+                db.execute("ROLLBACK")
+            db.execute("BEGIN IMMEDIATE")
             for change in changes:
                 try:
                     outcomes.append(change(self))
@@ -184,26 +218,31 @@ class Ledger:
             self.flush()
         except BaseException:
             self._forget()
-            if (
-                self._db.in_transaction
-            ):  # some errors roll back by themselves (sqlite.org/lang_transaction.html)
-                self._db.execute("ROLLBACK")
+            # Some errors roll back by themselves (sqlite.org/lang_transaction.html).
+            if db.in_transaction:
+                with suppress(sqlite3.Error):
+                    db.execute("ROLLBACK")
             raise
+        removed, self._removed = self._removed, []
         try:
-            self._db.execute("COMMIT")
-        except sqlite3.Error as error:
-            raise CommitFailed(error, self.ordinal, outcomes, self.events) from error
+            db.execute("COMMIT")
+        except Exception as error:  # MemoryError as well, which tells as little
+            ordinal = events[-1].ordinal if events else None
+            raise CommitFailed(error, outcomes, ordinal, removed) from error
         if len(self._rows) > _CACHED_ROWS_MAX:
             self._rows.clear()
-        # Rows first, files after: a row without its file would be a loss, a file without a row is swept at start.
-        for session_id, revision in self._removed_archives:
+        # Rows first, files after: a row without its file would be a loss, and a file without a row
+        # is swept at the next start.
+        for session_id, revision in removed:
             self._unlink(session_id, revision)
-        self._removed_archives.clear()
-        return outcomes, self.events
+        return outcomes, events
 
-    def _last_ordinal(self) -> int:
-        (ordinal,) = self._db.execute("SELECT coalesce(max(ordinal), 0) FROM events").fetchone()
-        return int(ordinal)
+    def last_ordinal(self) -> int:
+        """Of the latest event; 0 when there is none."""
+        if self._ordinal is None:
+            query = "SELECT coalesce(max(ordinal), 0) FROM events"
+            self._ordinal = int(self._db.execute(query).fetchone()[0])
+        return self._ordinal
 
     def _forget(self) -> None:
         self._rows.clear()
@@ -211,8 +250,8 @@ class Ledger:
         self._lines.clear()
         self._calls.clear()
         self._event_rows.clear()
-        self._removed_archives.clear()
-        self.ordinal = self._last_ordinal()
+        self._removed.clear()
+        self._ordinal = None
 
     def flush(self) -> None:
         """Write what was gathered."""
@@ -230,27 +269,7 @@ class Ledger:
             )
             self._event_rows.clear()
         if self._changed:
-            db.executemany(
-                "UPDATE sessions SET updated_at_ms = ?, revision = ?, generation = ?, base = ?,"
-                " entries = ?, tokens_counted = ?, tokens_estimated = ?, next_entry_id = ?, seq = ?,"
-                " running = ? WHERE key = ?",
-                [
-                    (
-                        row.updated_at_ms,
-                        row.revision,
-                        row.generation,
-                        row.base,
-                        row.entries,
-                        row.tokens_counted,
-                        row.tokens_estimated,
-                        row.next_entry_id,
-                        row.seq,
-                        row.running,
-                        row.key,
-                    )
-                    for row in self._changed.values()
-                ],
-            )
+            db.executemany(_UPDATE_SESSION, map(_changing, self._changed.values()))
             self._changed.clear()
 
     # What the changes share.
@@ -269,10 +288,8 @@ class Ledger:
 
     @staticmethod
     def _check(row: SessionRow, expect: Expect) -> None:
-        if expect.revision not in (None, row.revision) or expect.generation not in (
-            None,
-            row.generation,
-        ):
+        revision, generation = expect.revision, expect.generation
+        if revision not in (None, row.revision) or generation not in (None, row.generation):
             raise Conflict(row.revision, row.generation)
 
     def _event(
@@ -283,23 +300,31 @@ class Ledger:
         members: dict[str, object] | None = None,
     ) -> None:
         row.seq += 1
-        self.ordinal += 1
-        body = event_body(
-            row.session_id,
-            row.seq,
-            row.revision,
-            row.generation,
-            self._now,
-            operation_id,
-            members or {},
-        )
+        session_id, seq = row.session_id, row.seq
+        ordinal = self._ordinal = self.last_ordinal() + 1
+        at = row.revision, row.generation, self._now
+        body = event_body(session_id, seq, *at, operation_id, members or {})
         self._changed[row.key] = row
-        self._event_rows.append((self.ordinal, row.key, row.seq, method, body))
-        self.events.append(Event(self.ordinal, row.session_id, row.seq, method, body))
+        self._event_rows.append((ordinal, row.key, seq, method, body))
+        self._events.append(Event(ordinal, session_id, seq, method, body))
 
-    def _replay(self, receipt: Receipt | None) -> Replayed | None:
+    def once(
+        self,
+        session_id: str,
+        receipt: Receipt | None,
+        render: Callable[[T], bytes] | None,
+        change: "Callable[[Ledger, str | None], T]",
+    ) -> T | Replayed:
+        """Make a change under its operation id, unless it was made before; record its outcome."""
         if receipt is None:
-            return None
+            return change(self, None)
+        if replayed := self._replay(receipt):
+            return replayed
+        result = change(self, receipt.operation_id)
+        self._record(receipt, session_id, "completed", render(result) if render else None)
+        return result
+
+    def _replay(self, receipt: Receipt) -> Replayed | None:
         found = self._db.execute(
             "SELECT method, digest FROM operations WHERE operation_id = ?", (receipt.operation_id,)
         ).fetchone()
@@ -318,24 +343,13 @@ class Ledger:
         return operation_of(found)
 
     def _record(
-        self, receipt: Receipt | None, session_id: str, status: Status, outcome: bytes | None
+        self, receipt: Receipt, session_id: str, status: Status, outcome: bytes | None
     ) -> None:
-        if receipt is None:
-            return
         ended = None if status == "running" else self._now
         self._db.execute(
-            "INSERT INTO operations (operation_id, method, digest, session_id, status, started_at_ms,"
-            " ended_at_ms, outcome) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                receipt.operation_id,
-                receipt.method,
-                receipt.digest,
-                session_id,
-                status,
-                self._now,
-                ended,
-                outcome,
-            ),
+            "INSERT INTO operations (operation_id, method, digest, session_id, status,"
+            " started_at_ms, ended_at_ms, outcome) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (*structs.astuple(receipt), session_id, status, self._now, ended, outcome),
         )
 
     def _add_lines(self, row: SessionRow, lines: Sequence[bytes]) -> None:
@@ -344,7 +358,7 @@ class Ledger:
         row.entries += len(lines)
 
     def _add_items(self, row: SessionRow, items: Sequence[NewItem]) -> list[tuple[int, str]]:
-        """Append the items; the (entry id, call id) of outputs whose call the history does not make."""
+        """Append the items. Gives the outputs, as entry id and call id, that no call belongs to."""
         unmatched: list[tuple[int, str]] = []
         lines: list[bytes] = []
         for entry_id, item in enumerate(items, start=row.next_entry_id):
@@ -369,88 +383,48 @@ class Ledger:
     # The changes (store.py says what each promises).
 
     def create(
-        self,
-        new: NewSession,
-        items: Sequence[NewItem],
-        receipt: Receipt | None,
-        render: Callable[[Session], bytes] | None,
-    ) -> Session | Replayed:
-        if replayed := self._replay(receipt):
-            return replayed
-        try:
-            self._row(new.session_id)
-        except UnknownSession:
-            pass
-        else:
+        self, new: NewSession, items: Sequence[NewItem], operation_id: str | None
+    ) -> Session:
+        db = self._db
+        session_id, labels = new.session_id, _encode(new.labels).decode()
+        inserted = db.execute(
+            "INSERT INTO sessions (session_id, title, cwd, labels, created_at_ms, updated_at_ms,"
+            " durability, state, revision, generation, base, entries, tokens_counted,"
+            " tokens_estimated, next_entry_id, seq)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, 'active', 0, 0, 0, 0, 0, 0, 1, 0)"
+            " ON CONFLICT (session_id) DO NOTHING",
+            (session_id, new.title, new.cwd, labels, self._now, self._now, new.durability),
+        )
+        if not inserted.rowcount:
             raise SessionExists
-        tombstone = self._db.execute(
-            "SELECT key, seq FROM tombstones WHERE session_id = ?", (new.session_id,)
+        row = self._row(session_id)
+        tombstone = db.execute(
+            "DELETE FROM tombstones WHERE session_id = ? RETURNING key, seq", (session_id,)
         ).fetchone()
-        seq = 0 if tombstone is None else tombstone[1]
-        cursor = self._db.execute(
-            "INSERT INTO sessions (session_id, title, cwd, labels, created_at_ms, updated_at_ms, durability,"
-            " state, revision, generation, base, entries, tokens_counted, tokens_estimated, next_entry_id, seq)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, 'active', 0, 0, 0, 0, 0, 0, 1, ?)",
-            (
-                new.session_id,
-                new.title,
-                new.cwd,
-                _encode(new.labels).decode(),
-                self._now,
-                self._now,
-                new.durability,
-                seq,
-            ),
-        )
-        row = self._rows[new.session_id] = SessionRow(
-            cursor.lastrowid or 0,
-            new.session_id,
-            new.title,
-            new.cwd,
-            new.labels,
-            self._now,
-            self._now,
-            new.durability,
-            "active",
-            *(0, 0, 0, 0, 0, 0),
-            1,
-            seq,
-            None,
-            (),
-        )
         if tombstone is not None:
-            self._db.execute("UPDATE events SET key = ? WHERE key = ?", (row.key, tombstone[0]))
-            self._db.execute("DELETE FROM tombstones WHERE key = ?", (tombstone[0],))
-        operation_id = receipt.operation_id if receipt else None
+            deleted_key, row.seq = tombstone
+            db.execute("UPDATE events SET key = ? WHERE key = ?", (row.key, deleted_key))
         self._event(row, "session.created", operation_id)
         if items:
             self._add_items(row, items)
             self._appended(row, 1, operation_id)
-        session = row.session()
-        self._record(receipt, new.session_id, "completed", render(session) if render else None)
-        return session
+        return row.session()
 
     def append(
         self,
         session_id: str,
         items: Sequence[NewItem],
         expect: Expect,
-        receipt: Receipt | None,
-        render: Callable[[Appended], bytes] | None,
-    ) -> Appended | Replayed:
-        if replayed := self._replay(receipt):
-            return replayed
+        operation_id: str | None,
+    ) -> Appended:
         row = self._row(session_id)
         self._check(row, expect)
         if row.state == "archived":
             raise SessionClosed
         first = row.next_entry_id
         unmatched = self._add_items(row, items)
-        self._appended(row, first, receipt.operation_id if receipt else None)
-        appended = Appended(row.session(), first, row.next_entry_id - 1, tuple(unmatched))
-        if receipt is not None:
-            self._record(receipt, session_id, "completed", render(appended) if render else None)
-        return appended
+        self._appended(row, first, operation_id)
+        return Appended(row.session(), first, row.next_entry_id - 1, tuple(unmatched))
 
     def _appended(self, row: SessionRow, first: int, operation_id: str | None) -> None:
         members: dict[str, object] = {
@@ -464,11 +438,8 @@ class Ledger:
         session_id: str,
         changes: SessionChanges,
         expect: Expect,
-        receipt: Receipt | None,
-        render: Callable[[Session], bytes] | None,
-    ) -> Session | Replayed:
-        if replayed := self._replay(receipt):
-            return replayed
+        operation_id: str | None,
+    ) -> Session:
         row = self._row(session_id)
         self._check(row, expect)
         for name in changes.__struct_fields__:
@@ -480,10 +451,8 @@ class Ledger:
             "UPDATE sessions SET title = ?, cwd = ?, labels = ?, state = ? WHERE key = ?",
             (row.title, row.cwd, _encode(row.labels).decode(), row.state, row.key),
         )
-        self._event(row, "session.updated", receipt.operation_id if receipt else None)
-        session = row.session()
-        self._record(receipt, session_id, "completed", render(session) if render else None)
-        return session
+        self._event(row, "session.updated", operation_id)
+        return row.session()
 
     def begin(self, session_id: str, receipt: Receipt, expect: Expect) -> Session | Replayed:
         if replayed := self._replay(receipt):
@@ -533,26 +502,17 @@ class Ledger:
             raise Superseded
         if archive.kind == "compaction" and row.running != change.operation_id:
             raise Superseded
+        if not self._has_archive(session_id, archive):
+            raise StorageError("the archive is gone")
         self.flush()
         entries_before = row.entries
         if row.entries:
             first = row.key << POSITION_BITS | row.base
             self._discard(first, first + row.entries - 1, erase=False)
+        *head, _, size_bytes, digest = structs.astuple(archive)
         self._db.execute(
             "INSERT INTO archives VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                row.key,
-                archive.revision,
-                archive.generation,
-                archive.kind,
-                archive.operation_id,
-                archive.archived_at_ms,
-                archive.entries,
-                archive.tokens.counted,
-                archive.tokens.estimated,
-                archive.bytes,
-                archive.sha256,
-            ),
+            (row.key, *head, *structs.astuple(archive.tokens), size_bytes, digest),
         )
         row.base += row.entries
         row.entries = 0
@@ -586,28 +546,19 @@ class Ledger:
         return row.session()
 
     def delete(
-        self,
-        session_id: str,
-        expect: Expect,
-        receipt: Receipt | None,
-        render: Callable[[bool], bytes] | None,
-        ended: bytes,
-    ) -> bool | Replayed:
-        if replayed := self._replay(receipt):
-            return replayed
+        self, session_id: str, expect: Expect, operation_id: str | None, ended: bytes
+    ) -> bool:
         try:
             row = self._row(session_id)
         except UnknownSession:
-            self._record(receipt, session_id, "completed", render(False) if render else None)
             return False
         self._check(row, expect)
-        self.flush()
         if row.running is not None:
-            self._finish(
-                row, row.running, "cancelled", lambda: ended, {"reason": "session_deleted"}
-            )
-        self._event(row, "session.deleted", receipt.operation_id if receipt else None)
+            reason: dict[str, object] = {"reason": "session_deleted"}
+            self._finish(row, row.running, "cancelled", lambda: ended, reason)
+        self._event(row, "session.deleted", operation_id)
         self.flush()
+        self._erase(True)
         db = self._db
         db.execute("DELETE FROM events WHERE key = ? AND seq < ?", (row.key, row.seq))
         db.execute("INSERT INTO tombstones VALUES (?, ?, ?)", (session_id, row.key, row.seq))
@@ -616,34 +567,53 @@ class Ledger:
         db.execute("DELETE FROM sessions WHERE key = ?", (row.key,))
         if row.base + row.entries:
             first = row.key << POSITION_BITS
-            db.execute(
-                "DELETE FROM garbage WHERE first BETWEEN ? AND ?", (first, first | 0xFFFFFFFF)
-            )
-            self._discard(first, first + row.base + row.entries - 1, erase=True)
+            last = first + row.base + row.entries - 1
+            db.execute("DELETE FROM garbage WHERE first BETWEEN ? AND ?", (first, last))
+            self._discard(first, last, erase=True)
         del self._rows[session_id]
-        self._removed_archives += [(session_id, revision) for revision in row.archived_revisions]
-        self._record(receipt, session_id, "completed", render(True) if render else None)
+        self._removed += [(session_id, revision) for revision in row.archived_revisions]
         return True
 
     # Housekeeping.
+
+    def _erase(self, on: bool) -> None:
+        """Whether what is removed from now on is overwritten."""
+        self._db.execute(f"PRAGMA secure_delete={'ON' if on else 'OFF'}").fetchall()
 
     def _discard(self, first: int, last: int, *, erase: bool) -> None:
         self._db.execute("INSERT INTO garbage VALUES (?, ?, ?)", (first, last, erase))
         self.has_garbage = True
 
     def sweep(self) -> None:
-        """Remove a few rows of replaced or deleted histories; `has_garbage` says whether there is more."""
+        """Remove a few rows of replaced or deleted histories; `has_garbage`: there is more."""
         found = self._db.execute("SELECT first, last, erase FROM garbage LIMIT 1").fetchone()
         if found is None:
             self.has_garbage = False
             return
         first, last, erase = found
-        self._db.execute(f"PRAGMA secure_delete={'ON' if erase else 'OFF'}").fetchall()
-        until = min(first + _SWEEP_ROWS, last + 1)
-        self._db.execute("DELETE FROM entries WHERE position >= ? AND position < ?", (first, until))
+        self._erase(erase)
+        until, size_bytes = last, 0
+        sizes = self._db.execute(
+            "SELECT position, length(line) FROM entries WHERE position BETWEEN ? AND ?"
+            " ORDER BY position LIMIT ?",
+            (first, last, _SWEEP_ROWS),
+        ).fetchall()
+        for count, (position, line_bytes) in enumerate(sizes, start=1):
+            size_bytes += line_bytes
+            if size_bytes > _SWEEP_BYTES or count == _SWEEP_ROWS:
+                until = position
+                break
+        self._db.execute("DELETE FROM entries WHERE position BETWEEN ? AND ?", (first, until))
         self._db.execute("DELETE FROM garbage WHERE first = ?", (first,))
-        if until <= last:
-            self._discard(until, last, erase=erase)
+        if until < last:
+            self._discard(until + 1, last, erase=erase)
+        key = first >> POSITION_BITS
+        self._db.execute(
+            "DELETE FROM calls WHERE (key, generation, call_id) IN (SELECT key, generation, call_id"
+            " FROM calls WHERE key = ? AND generation <"
+            " (SELECT generation FROM sessions WHERE key = ?) LIMIT ?)",
+            (key, key, _SWEEP_ROWS),
+        )
 
     def settle(self, outcome: bytes, members: dict[str, object]) -> None:
         """At the start: end as failed every compaction that an earlier life did not end."""
@@ -657,4 +627,4 @@ class Ledger:
         for (session_id,) in self._db.execute(
             "SELECT session_id FROM sessions WHERE durability = 'transient'"
         ).fetchall():
-            self.delete(session_id, Expect(), None, None, b"{}")
+            self.delete(session_id, NOTHING_EXPECTED, None, b"{}")

@@ -1,15 +1,20 @@
 """One process at a time, and folders that only their owner can reach.
 
-`flock` and not SQLite's own locks: those are POSIX record locks, and they vanish as soon as anything in the
-process opens and closes the database file (sqlite.org/howtocorrupt.html §2.2). A flock dies with its process.
+`flock` and not SQLite's own locks: those are POSIX record locks, and they vanish as soon as
+anything in the process opens and closes the database file (sqlite.org/howtocorrupt.html §2.2).
+A flock dies with its process.
 """
 
+import errno
 import fcntl
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
+
+_NO_FOLDER: Final = {errno.EEXIST, errno.ENOTDIR, errno.ELOOP}  # a file or a link is in its place
 
 
 class Locked(Exception):
@@ -21,7 +26,7 @@ class UnsafeFolder(Exception):
 
 
 @contextmanager
-def hold(path: Path) -> Iterator[None]:
+def hold(path: Path) -> Generator[None]:
     """Hold the lock file at `path`, made with mode 0600 where there is none. Never waits.
 
     The file stays: removing it would let two processes lock two files of one name.
@@ -44,8 +49,13 @@ def make_private_folder(folder: Path) -> None:
 
     Raises UnsafeFolder, OSError.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in _NO_FOLDER:
+            raise UnsafeFolder(folder.name) from error
+        raise
     try:
         status = os.fstat(descriptor)
         if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):

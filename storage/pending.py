@@ -11,8 +11,8 @@ T = TypeVar("T")
 class Pending(Generic[T]):
     """One outcome, set once, on the event loop's thread.
 
-    A change goes on when nobody waits for it any more, so a cancelled `wait` neither undoes nor hides it.
-    Callbacks run in the order in which they were added; they must not raise.
+    A change goes on when nobody waits for it any more: a cancelled `wait` neither undoes nor hides
+    it. Callbacks run in the order in which they were added; they must not raise.
     """
 
     __slots__ = ("_callbacks", "_error", "_value", "done")

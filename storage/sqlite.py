@@ -6,20 +6,24 @@
     <folder>/store.db   and SQLite's -wal and -shm beside it
     <folder>/archives/  archive.py
 
-One task owns the only read-write connection. Changes wait in its queue; it folds what waits into one transaction,
-which is one call on the connection's thread and one fsync. Readers have connections of their own.
+One task owns the only read-write connection. Changes wait in its queue; it folds what waits into
+one transaction, which is one call on the connection's thread and one fsync. Readers have
+connections of their own.
 """
 
 import logging
+import os
 import shutil
 import sqlite3
+import stat
 import time
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, Literal, NamedTuple, ParamSpec, TypeVar
 
 import aiosqlite
 import anyio
@@ -27,16 +31,19 @@ import anyio.to_thread
 
 from recapd.storage import archive as archives
 from recapd.storage.database import (
+    Busy,
     Damaged,
     call,
-    check_owned,
+    checkpoint,
     connect,
-    create_file,
+    make_private_file,
     migrate,
     raw,
+    refuse_newer,
     storage_error,
 )
 from recapd.storage.errors import (
+    ArchiveCorrupt,
     OperationUnknown,
     OutcomeUnknown,
     RevisionUnknown,
@@ -94,10 +101,11 @@ _READERS: Final = 2  # one long read does not hold up the others
 _IDLE_S: Final = 5.0  # after this long without a change the write-ahead log is put away
 _CLOSE_TIMEOUT_S: Final = 10.0
 _VERIFIED_MAX: Final = 256
+_SETTLED_NS: Final = 100_000_000  # a file changed twice within one tick shows one time only
 
 _REVISION_COLUMNS: Final = (
-    "revision, generation, kind, operation_id, archived_at_ms, entries, tokens_counted, tokens_estimated,"
-    " bytes, sha256"
+    "revision, generation, kind, operation_id, archived_at_ms, entries, tokens_counted,"
+    " tokens_estimated, bytes, sha256"
 )
 
 
@@ -112,18 +120,19 @@ async def open_store(
     now_ms: Callable[[], int] = _clock_ms,
     new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
     interrupted: bytes = b"{}",
-) -> "AsyncIterator[SqliteStore]":
+) -> "AsyncGenerator[SqliteStore]":
     """Open the store in `folder`, made where there is none; close it at the end of the block.
 
-    When it opens, compactions that an earlier life did not end have failed with `interrupted` (JSON) as their
-    outcome, transient sessions are gone, and so are files that no row names.
+    When it opens, compactions that an earlier life did not end have failed with `interrupted`
+    (JSON) as their outcome, transient sessions are gone, and so are files that no row names.
 
     Raises:
         Locked: another process has it open.
         UnsafeFolder, Unsafe: a file or folder is not ours alone.
-        NewerSchema, Damaged, StorageError: it cannot be served.
+        NewerSchema, Damaged: it is left as it is.
+        StorageError, OSError: it cannot be served.
     """
-    make_private_folder(folder)
+    _make_folder(folder)
     with hold(folder / "lock"):
         store = SqliteStore(folder, now_ms)
         try:
@@ -137,9 +146,43 @@ async def open_store(
                     store.finish()
                     tasks.cancel_scope.cancel()
         finally:
-            # An unclosed connection has a live thread, and the process would never end.
-            with anyio.CancelScope(shield=True), anyio.move_on_after(_CLOSE_TIMEOUT_S):
-                await store.close()
+            await store.close()
+
+
+def _make_folder(folder: Path) -> None:
+    """Make the store's folder; its name, and those of folders made above it, are durable then."""
+    made = [parent for parent in folder.parents if not parent.exists()]
+    make_private_folder(folder)
+    for path in (folder, *made):
+        # Also when it was there: an earlier life may have died before its own syncs.
+        with suppress(PermissionError):  # somebody else made it, above what is ours
+            archives.sync_folder(path.parent.resolve())
+
+
+class _Connections(NamedTuple):
+    """What is open while a store is, and how many reads are under way on each reader."""
+
+    writer: aiosqlite.Connection
+    ledger: Ledger
+    archivist: aiosqlite.Connection  # a reader: an archive is written from one long snapshot
+    readers: list[aiosqlite.Connection]
+    reads: list[int]
+
+    async def close(self, *, damaged: bool) -> None:
+        await _close([self.writer, self.archivist, *self.readers], damaged=damaged)
+
+
+async def _close(opened: Sequence[aiosqlite.Connection], *, damaged: bool) -> None:
+    """Close connections, the writer of them being the first.
+
+    The writer goes last, and SQLite brings the log into the database; first if the database is
+    damaged, and then nothing touches it any more. An unclosed connection has a live thread, and the
+    process would never end.
+    """
+    deadline = anyio.current_time() + _CLOSE_TIMEOUT_S
+    for connection in opened if damaged else reversed(opened):
+        with anyio.CancelScope(deadline=deadline, shield=True), suppress(sqlite3.Error):
+            await connection.close()  # the log stays if that fails, and the next start reads it
 
 
 class SqliteStore(Store):
@@ -152,17 +195,15 @@ class SqliteStore(Store):
         self._now_ms = now_ms
         self._store_id = ""
         self._listener: Listener = lambda _: None
+        self._told = 0  # the ordinal of the last event that the listener was given
         self._queue: deque[tuple[Change, Pending[Any]]] = deque()
         self._work = anyio.Event()
         self._finishing = False
+        self._closed = False
         self._batches = 0
-        self._writer: aiosqlite.Connection | None = None
-        self._ledger: Ledger | None = None
-        self._readers: list[aiosqlite.Connection] = []
-        self._reads: list[int] = []  # under way, on each reader
-        self._archivist: aiosqlite.Connection | None = None
-        self._archivist_is_made = anyio.Lock()
-        self._damaged: StorageError | None = None
+        self._connections: _Connections | None = None
+        self._opening = anyio.Lock()
+        self._damaged: str | None = None  # in what
         self._synced: set[Path] = set()  # folders of archives whose names are durable
         self._verified: dict[tuple[str, int], tuple[int, ...]] = {}
         self.swept = 0  # files that the start removed
@@ -177,57 +218,100 @@ class SqliteStore(Store):
     # Opening and closing.
 
     async def open(self, store_id: str, interrupted: bytes) -> None:
+        """To be called once; see `open_store`."""
         try:
-            check_owned(self._path)
-            create_file(self._path)
+            make_private_file(self._path)
             make_private_folder(self._archives)
-            # Also when they were there: an earlier life may have died before its own syncs.
-            archives.sync_folder(self._folder.parent)
-            archives.sync_folder(self._folder)
-            await self._connect(store_id)
-            named = await self._settle(interrupted)
-            self.swept = archives.sweep(self._archives, named)
-        except (sqlite3.Error, OSError) as error:
-            raise storage_error(error) from error
-
-    async def _connect(self, store_id: str) -> None:
-        self._writer = writer = await connect(self._path, writer=True)
-        self._store_id, self._ledger = await call(writer, self._begin, raw(writer), store_id)
-        # SQLite made -wal and -shm by now; their names last as long as the database needs them.
-        archives.sync_folder(self._folder)
-        self._readers = [await connect(self._path, writer=False) for _ in range(_READERS)]
-        self._reads = [0] * _READERS
-
-    def _begin(self, db: sqlite3.Connection, store_id: str) -> tuple[str, Ledger]:
-        migrate(db, store_id)
-        (store_id,) = db.execute("SELECT store_id FROM store").fetchone()
-        return store_id, Ledger(db, self._now_ms, self._unlink)
-
-    async def _settle(self, interrupted: bytes) -> set[tuple[str, int]]:
-        assert self._writer is not None
-        assert self._ledger is not None
-        db = raw(self._writer)
-        ledger = self._ledger
-
-        def settle() -> set[tuple[str, int]]:
-            unfinished = db.execute(
-                "SELECT EXISTS (SELECT 1 FROM operations WHERE status = 'running')"
-                " OR EXISTS (SELECT 1 FROM sessions WHERE durability = 'transient')"
-            ).fetchone()
-            if unfinished != (0,):
-                ledger.run(
-                    [
-                        lambda ledger: ledger.settle(interrupted, {"reason": "interrupted"}),
-                        lambda ledger: ledger.delete_transient(),
-                    ]
-                )
-            return set(
-                db.execute(
-                    "SELECT session_id, archives.revision FROM archives JOIN sessions USING (key)"
-                )
+            await refuse_newer(self._path)
+            self._store_id = store_id
+            self._connections = opened = await self._connect("FULL")
+            named = await call(
+                opened.writer, self._settle, raw(opened.writer), opened.ledger, interrupted
             )
+            self._told = await call(opened.writer, opened.ledger.last_ordinal)
+            self.swept = archives.sweep(self._archives, named)
+        except CommitFailed as error:
+            raise self._judge(error.error) from error
+        except (sqlite3.Error, OSError) as error:
+            raise self._judge(error) from error
 
-        return await call(self._writer, settle)
+    async def _connect(self, extent: Literal["FULL", "TRUNCATE"]) -> _Connections:
+        """Open every connection, and bring what the log holds into the database, synced.
+
+        Whoever wrote it may have died, or failed, before its own sync, and it is to be shown now.
+        """
+        opened: list[aiosqlite.Connection] = []
+        try:
+            opened.append(await connect(self._path, writer=True))
+            while len(opened) < 2 + _READERS:
+                opened.append(await connect(self._path, writer=False))
+            writer, archivist, *readers = opened
+            ledger = await call(writer, self._begin, raw(writer), extent)
+            # SQLite made -wal and -shm by now; their names last as long as the database needs them.
+            archives.sync_folder(self._folder)
+        except BaseException as error:
+            damaged = isinstance(error, sqlite3.Error) and isinstance(storage_error(error), Damaged)
+            await _close(opened, damaged=damaged)
+            raise
+        return _Connections(writer, ledger, archivist, readers, [0] * _READERS)
+
+    def _begin(self, db: sqlite3.Connection, extent: Literal["FULL", "TRUNCATE"]) -> Ledger:
+        self._store_id = migrate(db, self._store_id)
+        ledger = Ledger(db, self._now_ms, self._has_archive, self._unlink)
+        if not checkpoint(db, extent, wait=True):
+            raise sqlite3.OperationalError("the log is in use")
+        return ledger
+
+    async def _connected(self) -> _Connections:
+        """The connections; made anew if they were given up. Raises StorageError."""
+        if self._connections is not None:
+            return self._connections
+        async with self._opening:
+            if self._closed:
+                raise StoreClosed
+            return self._connections or await self._reconnect()
+
+    async def _reconnect(self) -> _Connections:
+        try:
+            opened = await self._connect("TRUNCATE")
+            try:
+                # What was made while nobody could say so.
+                reader = opened.readers[0]
+                missed = await call(reader, _events_of_all, raw(reader), self._told, -1)
+            except BaseException:
+                await opened.close(damaged=False)
+                raise
+        except (sqlite3.Error, OSError, StorageError) as error:
+            raise self._judge(error) from error
+        self._connections = opened
+        self._publish(missed)
+        return opened
+
+    async def _disconnect(self) -> None:
+        async with self._opening:
+            opened, self._connections = self._connections, None
+            if opened is not None:
+                await opened.close(damaged=self._damaged is not None)
+
+    @staticmethod
+    def _settle(db: sqlite3.Connection, ledger: Ledger, interrupted: bytes) -> set[tuple[str, int]]:
+        """End what an earlier life left. Returns session id and revision of each archive."""
+        unfinished = db.execute(
+            "SELECT EXISTS (SELECT 1 FROM operations WHERE status = 'running')"
+            " OR EXISTS (SELECT 1 FROM sessions WHERE durability = 'transient')"
+        ).fetchone()
+        if unfinished != (0,):
+            ledger.run(
+                [
+                    lambda ledger: ledger.settle(interrupted, {"reason": "interrupted"}),
+                    lambda ledger: ledger.delete_transient(),
+                ]
+            )
+        return set(
+            db.execute(
+                "SELECT session_id, archives.revision FROM archives JOIN sessions USING (key)"
+            )
+        )
 
     def finish(self) -> None:
         """Take no more changes; `run` ends when those that wait are made."""
@@ -236,32 +320,31 @@ class SqliteStore(Store):
         self._work.set()
 
     async def close(self) -> None:
-        connections = [
-            *self._readers,
-            self._archivist,
-            self._writer,
-        ]  # the writer last: it checkpoints
-        self._readers, self._archivist, self._writer, self._ledger = [], None, None, None
-        for connection in connections:
-            if connection is not None:
-                try:
-                    await connection.close()
-                except sqlite3.Error:
-                    pass  # the log stays, and the next start reads it
+        """Give up every connection, for good."""
+        self._closed = True
+        with anyio.CancelScope(shield=True):
+            await self._disconnect()
+
+    def _has_archive(self, session_id: str, archive: Revision) -> bool:
+        path = archives.archive_path(self._archives, session_id, archive.revision)
+        try:
+            status = path.lstat()
+        except OSError:
+            return False
+        return stat.S_ISREG(status.st_mode) and status.st_size == archive.bytes
 
     def _unlink(self, session_id: str, revision: int) -> None:
         path = archives.archive_path(self._archives, session_id, revision)
-        try:
+        # The folder is not empty yet, or the disk fails: the next start sweeps what no row names.
+        with suppress(OSError):
             path.unlink(missing_ok=True)
             path.parent.rmdir()
             self._synced.discard(path.parent)
-        except OSError:
-            pass  # the folder is not empty yet, or the disk fails: the next start sweeps what no row names
 
     # The writer's task.
 
-    def _submit(self, change: Change) -> Pending[Any]:
-        pending: Pending[Any] = Pending()
+    def _submit(self, change: Callable[[Ledger], T]) -> Pending[T]:
+        pending: Pending[T] = Pending()
         if self._finishing:
             pending.reject(StoreClosed())
         else:
@@ -272,17 +355,21 @@ class SqliteStore(Store):
     async def run(self) -> None:
         """Make the changes that wait, all that wait at once, until `finish`.
 
-        Not to be cancelled: what was handed over is made and told, whatever happens to those who wait for it.
+        Not to be cancelled: what was handed over is made and told, whatever happens to those who
+        wait for it.
         """
+        sweeping = True  # until it fails: then again behind the next change
         with anyio.CancelScope(shield=True):
             while True:
                 if self._queue:
                     waiting = min(len(self._queue), _BATCH_MAX)
                     await self._make([self._queue.popleft() for _ in range(waiting)])
+                    sweeping = True
                 elif self._finishing:
                     return
-                elif self._ledger is not None and self._ledger.has_garbage:
-                    await self._make([(lambda ledger: ledger.sweep(), Pending())])
+                elif sweeping and self._connections and self._connections.ledger.has_garbage:
+                    (outcome,) = await self._transact([lambda ledger: ledger.sweep()])
+                    sweeping = outcome is None
                 else:
                     self._work = anyio.Event()
                     await self._work.wait()
@@ -292,83 +379,91 @@ class SqliteStore(Store):
         seen = done = 0
         while True:
             await anyio.sleep(_IDLE_S)
-            if seen == self._batches != done and self._writer is not None:
-                done = seen
-                with anyio.CancelScope(shield=True):
-                    try:
-                        await call(self._writer, _checkpoint, raw(self._writer))
-                    except sqlite3.Error:
-                        pass  # a reader is in its way, or the disk fails: the next change will say
+            opened = self._connections
+            if seen == self._batches != done and opened is not None and self._damaged is None:
+                with anyio.CancelScope(shield=True), suppress(sqlite3.Error):
+                    # Without waiting, which would hold up changes: if somebody reads, it is for
+                    # the next time. If the disk fails, the next change will say.
+                    if await call(
+                        opened.writer, checkpoint, raw(opened.writer), "TRUNCATE", wait=False
+                    ):
+                        done = seen
             seen = self._batches
 
     async def _make(self, batch: Sequence[tuple[Change, Pending[Any]]]) -> None:
         self._batches += 1
-        outcomes, events = await self._transact([change for change, _ in batch])
-        if events:
-            _tell(self._listener, events)
+        outcomes = await self._transact([change for change, _ in batch])
         for (_, pending), outcome in zip(batch, outcomes, strict=True):
             _tell(pending.reject if isinstance(outcome, Exception) else pending.resolve, outcome)
 
-    async def _transact(self, changes: list[Change]) -> tuple[list[Outcome], list[Event]]:
+    async def _transact(self, changes: Sequence[Change]) -> list[Outcome]:
+        """Make the changes, durable, and tell of their events. Returns an outcome for each."""
         failure: Exception
         try:
             if self._damaged is not None:
-                raise self._damaged
-            if self._writer is None or self._ledger is None:
-                await self._connect(self._store_id)
-            assert self._writer is not None
-            assert self._ledger is not None
-            return await call(self._writer, self._ledger.run, changes)
+                raise Damaged(self._damaged)
+            opened = await self._connected()
+        except StorageError as error:
+            return [error] * len(changes)
+        try:
+            outcomes, events = await call(opened.writer, opened.ledger.run, changes)
         except CommitFailed as error:
             return await self._establish(error)
         except (sqlite3.Error, OSError) as error:
             failure = self._judge(error)
         except Exception as error:
             failure = error
-        if len(changes) == 1 or self._damaged is not None:
-            return [failure] * len(changes), []
+        else:
+            self._publish(events)
+            return outcomes
+        if len(changes) == 1 or isinstance(failure, Damaged | Busy):
+            return [failure] * len(changes)
         # One of them cannot be made; the others shall not pay for it.
-        outcomes: list[Outcome] = []
-        events: list[Event] = []
-        for change in changes:
-            some_outcomes, some_events = await self._transact([change])
-            outcomes += some_outcomes
-            events += some_events
-        return outcomes, events
+        return [outcome for change in changes for outcome in await self._transact([change])]
 
-    def _judge(self, error: sqlite3.Error | OSError) -> StorageError:
+    def _publish(self, events: Sequence[Event]) -> None:
+        if events:
+            self._told = events[-1].ordinal
+            _tell(self._listener, events)
+
+    def _judge(self, error: Exception) -> StorageError:
         judged = storage_error(error)
-        judged.__cause__ = error
+        if judged is not error:
+            judged.__cause__ = error
         if isinstance(judged, Damaged):
-            self._damaged = judged
+            self._damaged = str(judged)
         return judged
 
-    async def _establish(self, failed: CommitFailed) -> tuple[list[Outcome], list[Event]]:
+    async def _establish(self, failed: CommitFailed) -> list[Outcome]:
         """Find out whether a transaction was made whose COMMIT answered with an error.
 
-        What the page cache shows after a failed fsync need not be on the disk. So every connection is closed,
-        the store opened anew, and all that the log holds is brought into the database and synced there; only
-        then does the event log say which it is.
+        What the page cache shows after a failed fsync need not be on the disk. So every connection
+        is closed, the store opened anew, and all that the log holds is brought into the database,
+        synced, and the log cut; only then does the event log say which it is.
         """
-        await self.close()
         try:
-            await self._connect(self._store_id)
-            assert self._writer is not None
-            assert self._ledger is not None
-            await call(self._writer, _checkpoint, raw(self._writer))
-            made = self._ledger.ordinal >= failed.ordinal
-            if not failed.events:
-                raise OutcomeUnknown  # it left no trace in the log either way
-        except OutcomeUnknown as error:
-            return [error] * len(failed.outcomes), []
-        except (sqlite3.Error, OSError):
-            await self.close()
-            return [OutcomeUnknown()] * len(failed.outcomes), []
-        if made:
-            return failed.outcomes, failed.events
-        return [self._judge(failed.error)] * len(failed.outcomes), []
+            await self._disconnect()
+            await self._connected()
+        except StorageError:
+            return [OutcomeUnknown()] * len(failed.outcomes)
+        if failed.ordinal is None:  # it left no trace in the event log either way
+            return [OutcomeUnknown()] * len(failed.outcomes)
+        if self._told < failed.ordinal:
+            return [self._judge(failed.error)] * len(failed.outcomes)
+        for session_id, revision in failed.removed:
+            await anyio.to_thread.run_sync(self._unlink, session_id, revision)
+        return failed.outcomes
 
     # Changes.
+
+    def _submit_once(
+        self,
+        session_id: str,
+        receipt: Receipt | None,
+        render: Callable[[T], bytes] | None,
+        change: Callable[[Ledger, str | None], T],
+    ) -> Pending[T | Replayed]:
+        return self._submit(lambda ledger: ledger.once(session_id, receipt, render, change))
 
     def create(
         self,
@@ -378,7 +473,10 @@ class SqliteStore(Store):
         receipt: Receipt | None = None,
         render: Callable[[Session], bytes] | None = None,
     ) -> Pending[Session | Replayed]:
-        return self._submit(lambda ledger: ledger.create(new, items, receipt, render))
+        def change(ledger: Ledger, operation_id: str | None) -> Session:
+            return ledger.create(new, items, operation_id)
+
+        return self._submit_once(new.session_id, receipt, render, change)
 
     def append(
         self,
@@ -389,9 +487,10 @@ class SqliteStore(Store):
         receipt: Receipt | None = None,
         render: Callable[[Appended], bytes] | None = None,
     ) -> Pending[Appended | Replayed]:
-        return self._submit(
-            lambda ledger: ledger.append(session_id, items, expect, receipt, render)
-        )
+        def change(ledger: Ledger, operation_id: str | None) -> Appended:
+            return ledger.append(session_id, items, expect, operation_id)
+
+        return self._submit_once(session_id, receipt, render, change)
 
     def update(
         self,
@@ -402,9 +501,10 @@ class SqliteStore(Store):
         receipt: Receipt | None = None,
         render: Callable[[Session], bytes] | None = None,
     ) -> Pending[Session | Replayed]:
-        return self._submit(
-            lambda ledger: ledger.update(session_id, changes, expect, receipt, render)
-        )
+        def change(ledger: Ledger, operation_id: str | None) -> Session:
+            return ledger.update(session_id, changes, expect, operation_id)
+
+        return self._submit_once(session_id, receipt, render, change)
 
     def begin(
         self, session_id: str, receipt: Receipt, *, expect: Expect = NOTHING_EXPECTED
@@ -430,34 +530,27 @@ class SqliteStore(Store):
         render: Callable[[bool], bytes] | None = None,
         ended: bytes = b"{}",
     ) -> Pending[bool | Replayed]:
-        return self._submit(
-            lambda ledger: ledger.delete(session_id, expect, receipt, render, ended)
-        )
+        def change(ledger: Ledger, operation_id: str | None) -> bool:
+            return ledger.delete(session_id, expect, operation_id, ended)
+
+        return self._submit_once(session_id, receipt, render, change)
 
     # Archives.
 
     async def archive(self, session: Session, kind: Kind, operation_id: str) -> Revision:
+        archivist = (await self._connected()).archivist
         try:
-            async with self._archivist_is_made:  # two at once would make two, and lose one
-                if self._archivist is None:
-                    self._archivist = await connect(self._path, writer=False)
-            archivist = self._archivist
             return await call(
-                archivist,
-                self._write_archive,
-                raw(archivist),
-                session,
-                kind,
-                operation_id,
+                archivist, self._write_archive, raw(archivist), session, kind, operation_id
             )
-        except (sqlite3.Error, OSError) as error:
+        except (sqlite3.Error, OSError, Damaged) as error:
             raise self._judge(error) from error
 
     def _write_archive(
         self, db: sqlite3.Connection, session: Session, kind: Kind, operation_id: str
     ) -> Revision:
-        with _snapshot(db) as row_of:
-            row = row_of(session.session_id)
+        with _snapshot(db):
+            row = _find(db, session.session_id)
             if row.revision != session.revision:
                 raise Superseded
             header = archives.Header(
@@ -469,14 +562,13 @@ class SqliteStore(Store):
                 operation_id,
                 row.entries,
             )
-            first = row.key << POSITION_BITS | row.base
-            lines = db.execute(
-                "SELECT line FROM entries WHERE position BETWEEN ? AND ? ORDER BY position",
-                (first, first + row.entries - 1),
-            )
-            size_bytes, digest = archives.write_archive(
-                self._archives, header, (line for (line,) in lines), self._synced
-            )
+            lines = _lines(db, row, range(row.entries))
+            try:
+                size_bytes, digest = archives.write_archive(
+                    self._archives, header, lines, self._synced
+                )
+            except ValueError as error:
+                raise Damaged("entries are missing") from error
         return Revision(
             row.revision,
             row.generation,
@@ -498,8 +590,9 @@ class SqliteStore(Store):
             )
             return found.fetchone() is not None
 
-        if not await self._read(is_named):
-            await anyio.to_thread.run_sync(self._unlink, session_id, revision)
+        with suppress(StorageError):
+            if not await self._read(is_named):
+                await anyio.to_thread.run_sync(self._unlink, session_id, revision)
 
     # Reads.
 
@@ -510,19 +603,17 @@ class SqliteStore(Store):
         **kwargs: P.kwargs,
     ) -> T:
         """Run `function` on the reader that has the least to do."""
+        opened = await self._connected()
+        reads = opened.reads
+        index = min(range(len(reads)), key=reads.__getitem__)
+        reader = opened.readers[index]
+        reads[index] += 1
         try:
-            if not self._readers:
-                raise StoreClosed
-            index = min(range(len(self._readers)), key=self._reads.__getitem__)
-            reader = self._readers[index]
-            reads = self._reads
-            reads[index] += 1
-            try:
-                return await call(reader, function, raw(reader), *args, **kwargs)
-            finally:
-                reads[index] -= 1
-        except (sqlite3.Error, OSError) as error:
+            return await call(reader, function, raw(reader), *args, **kwargs)
+        except (sqlite3.Error, OSError, Damaged) as error:
             raise self._judge(error) from error
+        finally:
+            reads[index] -= 1
 
     async def session(self, session_id: str) -> Session:
         return (await self._read(_find, session_id)).session()
@@ -557,30 +648,31 @@ class SqliteStore(Store):
 
     def _archived_page(self, session: Session, archived: Revision, span: "_Span") -> Page:
         session_id, revision = session.session_id, archived.revision
-        self._verify(session_id, archived)
-        total = min(archived.entries, span.total if span.total is not None else archived.entries)
-        indexes = span.indexes(total)
-        first = min(indexes[0], indexes[-1]) if indexes else total
-        lines: Iterator[bytes] = archives.read_lines(self._archives, session_id, revision, first)
-        if span.order == "desc":
-            wanted = [line for line, _ in zip(lines, indexes, strict=False)]
-            lines = reversed(wanted)
-        return span.fill(session, revision, archived.generation, total, indexes, lines)
+        total, indexes = span.of(archived.entries)
+        with archives.open_archive(self._archives, session_id, revision) as file:
+            self._verify(file, session_id, archived)
+            if span.order == "asc":
+                lines = archives.read_lines(file, revision, indexes)
+            else:
+                rising = archives.read_lines(file, revision, indexes[::-1])
+                lines = reversed(_last(rising, span.bytes_max))
+            try:
+                taken = span.take(lines, indexes, total)
+            except ValueError as error:
+                raise ArchiveCorrupt(revision, "content") from error
+        return Page(session, revision, archived.generation, total, *taken)
 
-    def _verify(self, session_id: str, archived: Revision) -> None:
+    def _verify(self, file: BufferedReader, session_id: str, archived: Revision) -> None:
         """Verify the whole file, unless it was and has not been touched since."""
-        path = archives.archive_path(self._archives, session_id, archived.revision)
-        try:
-            status = path.lstat()
-        except OSError:
-            status = os.stat_result((0,) * 10)
+        status = os.fstat(file.fileno())
         mark = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
         if self._verified.get((session_id, archived.revision)) == mark:
             return
-        archives.verify_archive(self._archives, self._store_id, session_id, archived)
+        archives.verify_archive(file, self._store_id, session_id, archived)
         if len(self._verified) >= _VERIFIED_MAX:
             self._verified.clear()
-        self._verified[session_id, archived.revision] = mark
+        if time.time_ns() - status.st_ctime_ns > _SETTLED_NS:
+            self._verified[session_id, archived.revision] = mark
 
     async def events(self, session_id: str, *, after_seq: int, limit: int) -> list[Event]:
         return await self._read(_events, session_id, after_seq, limit)
@@ -606,7 +698,7 @@ class SqliteStore(Store):
         except OSError as error:
             raise storage_error(error) from error
         return StoreHealth(
-            writable=self._writer is not None and self._damaged is None,
+            writable=self._connections is not None and self._damaged is None,
             damaged=self._damaged is not None,
             database_bytes=size("store.db"),
             log_bytes=size("store.db-wal"),
@@ -637,57 +729,54 @@ class _Span:
         self.bytes_max = bytes_max
         self.order: Order = order
 
-    def indexes(self, total: int) -> range:
-        """The indexes in the page's order, of a history of `total` entries."""
+    def of(self, entries: int) -> tuple[int, range]:
+        """How many of a history's entries count, and the indexes of a page, in its order."""
+        total = entries if self.total is None else min(entries, self.total)
         if self.order == "asc":
-            start = self.start if self.start is not None else 0
-            return range(start, min(total, start + self.limit))
-        start = min(self.start if self.start is not None else total - 1, total - 1)
-        return range(start, max(-1, start - self.limit), -1)
+            start = 0 if self.start is None else self.start
+            return total, range(start, min(total, start + self.limit))
+        start = total - 1 if self.start is None else min(self.start, total - 1)
+        return total, range(start, max(-1, start - self.limit), -1)
 
-    def fill(
-        self,
-        session: Session,
-        revision: int,
-        generation: int,
-        total: int,
-        indexes: range,
-        lines: Iterator[bytes],
-    ) -> Page:
-        """Take lines, which belong to `indexes`, until `bytes_max` would be passed."""
+    def take(
+        self, lines: Iterable[bytes], indexes: range, total: int
+    ) -> tuple[list[bytes], int | None]:
+        """Take lines, which belong to `indexes`, until `bytes_max` would be passed.
+
+        Returns them and the index of the next one. Raises ValueError when there are too few.
+        """
         entries: list[bytes] = []
-        next_index: int | None = None
         room = self.bytes_max
-        for index, line in zip(indexes, lines, strict=False):
+        for index, line in zip(indexes, lines, strict=True):
             room -= len(line) + 1
             if room < 0 and entries:
-                next_index = index
-                break
+                return entries, index
             entries.append(line)
-        else:
-            if indexes and 0 <= indexes.stop < total:
-                next_index = indexes.stop
-        return Page(session, revision, generation, total, entries, next_index)
+        more = bool(indexes) and 0 <= indexes.stop < total
+        return entries, indexes.stop if more else None
 
 
-class _snapshot:
-    """A read transaction: everything within sees one state. Gives a function that finds session rows."""
-
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self._db = db
-
-    def __enter__(self) -> Callable[[str], SessionRow]:
-        self._db.execute("BEGIN")
-        return lambda session_id: _find(self._db, session_id)
-
-    def __exit__(self, *_: object) -> None:
-        self._db.execute("ROLLBACK")
+def _last(lines: Iterable[bytes], bytes_max: int) -> deque[bytes]:
+    """The last lines that fit, and at least one more where there is one: so a page knows of it."""
+    kept: deque[bytes] = deque()
+    size_bytes = 0
+    for line in lines:
+        kept.append(line)
+        size_bytes += len(line) + 1
+        while len(kept) > 2 and size_bytes - len(kept[0]) - 1 > bytes_max:
+            size_bytes -= len(kept.popleft()) + 1
+    return kept
 
 
-def _checkpoint(db: sqlite3.Connection) -> None:
-    busy, _, _ = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-    if busy:
-        raise sqlite3.OperationalError("the log is in use")
+@contextmanager
+def _snapshot(db: sqlite3.Connection) -> Generator[None]:
+    """A read transaction: everything within sees one state."""
+    db.execute("BEGIN")
+    try:
+        yield
+    finally:
+        if db.in_transaction:  # some errors end it (sqlite.org/lang_transaction.html)
+            db.execute("ROLLBACK")
 
 
 def _find(db: sqlite3.Connection, session_id: str) -> SessionRow:
@@ -737,15 +826,28 @@ def _list(db: sqlite3.Connection, query: Query) -> list[Session]:
     return [session_row(row).session() for row in rows]
 
 
+def _lines(db: sqlite3.Connection, row: SessionRow, indexes: range) -> Iterator[bytes]:
+    """The lines of the present history at `indexes`, in their order."""
+    rising = indexes if indexes.step > 0 else indexes[::-1]
+    first = row.key << POSITION_BITS | row.base
+    rows = db.execute(
+        "SELECT line FROM entries WHERE position >= ? AND position < ?"
+        f" ORDER BY position {'ASC' if rising is indexes else 'DESC'}",
+        (first + rising.start, first + rising.stop),
+    )
+    return (line for (line,) in rows)
+
+
 def _revision_of(row: tuple[Any, ...]) -> Revision:
-    return Revision(*row[:6], Tokens(row[6], row[7]), *row[8:])
+    values: list[Any] = [*row[:6], Tokens(row[6], row[7]), *row[8:]]
+    return Revision(*values)
 
 
 def _revisions(db: sqlite3.Connection, session_id: str) -> list[Revision]:
-    with _snapshot(db) as row_of:
+    with _snapshot(db):
         rows = db.execute(
             f"SELECT {_REVISION_COLUMNS} FROM archives WHERE key = ? ORDER BY revision DESC",
-            (row_of(session_id).key,),
+            (_find(db, session_id).key,),
         ).fetchall()
     return [_revision_of(row) for row in rows]
 
@@ -758,37 +860,23 @@ def _live_page(
     span: _Span,
 ) -> Page | tuple[Session, Revision]:
     """A page of the present history; or the archived revision that is asked for."""
-    with _snapshot(db) as row_of:
-        row = row_of(session_id)
+    with _snapshot(db):
+        row = _find(db, session_id)
         if revision not in (None, row.revision) or generation not in (None, row.generation):
             found = db.execute(
-                f"SELECT {_REVISION_COLUMNS} FROM archives WHERE key = ? AND (revision = ? OR generation = ?)",
+                f"SELECT {_REVISION_COLUMNS} FROM archives"
+                " WHERE key = ? AND (revision = ? OR generation = ?)",
                 (row.key, revision, generation),
             ).fetchone()
             if found is None:
                 raise RevisionUnknown(revision)
             return row.session(), _revision_of(found)
-        total = min(row.entries, span.total if span.total is not None else row.entries)
-        indexes = span.indexes(total)
-        base = row.key << POSITION_BITS | row.base
-        if span.order == "asc":
-            lines = db.execute(
-                "SELECT line FROM entries WHERE position >= ? AND position < ? ORDER BY position",
-                (base + indexes.start, base + indexes.stop),
-            )
-        else:
-            lines = db.execute(
-                "SELECT line FROM entries WHERE position > ? AND position <= ? ORDER BY position DESC",
-                (base + indexes.stop, base + indexes.start),
-            )
-        return span.fill(
-            row.session(),
-            row.revision,
-            row.generation,
-            total,
-            indexes,
-            (line for (line,) in lines),
-        )
+        total, indexes = span.of(row.entries)
+        try:
+            taken = span.take(_lines(db, row, indexes), indexes, total)
+        except ValueError as error:
+            raise Damaged("entries are missing") from error
+        return Page(row.session(), row.revision, row.generation, total, *taken)
 
 
 def _events(db: sqlite3.Connection, session_id: str, after_seq: int, limit: int) -> list[Event]:

@@ -1,12 +1,13 @@
 """What the daemon may ask of what is durable, and what each call promises.
 
-A Store keeps sessions: for each its present history, its archived revisions, its events and the operations on
-it. Changes are *handed over* by an ordinary call and take effect in the order of those calls; the `Pending` that
-comes back is settled when the change is durable (or refused, or failed). A change is atomic. Its events are
-written with it and are passed to the listener once it is durable, before its Pending is settled.
+A Store keeps sessions: for each its present history, its archived revisions, its events and the
+operations on it. Changes are *handed over* by an ordinary call and take effect in the order of
+those calls; the `Pending` that comes back is settled when the change is durable (or refused, or
+failed). A change is atomic. Its events are written with it and are passed to the listener once it
+is durable, before its Pending is settled.
 
-Nothing here says how: `sqlite.py` is the Store over SQLite and archive files, `memory.py` the same in plain
-dictionaries, which tests use as the executable specification.
+Nothing here says how: `sqlite.py` is the Store over SQLite and archive files, `memory.py` the same
+in plain dictionaries, which tests use as the executable specification.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +27,9 @@ SortKey = Literal["updated_at", "created_at", "session_id"]
 
 
 class Tokens(msgspec.Struct, frozen=True):
-    """A size in tokens: `counted` with the tokeniser's table, `estimated` from bytes on the append path."""
+    """A size in tokens: `counted` with the tokeniser's table, and `estimated` from bytes as items
+    are appended.
+    """
 
     counted: int = 0
     estimated: int = 0
@@ -68,7 +71,10 @@ class Revision(msgspec.Struct, frozen=True):
 
 
 class Operation(msgspec.Struct, frozen=True):
-    """How a change ended that was made under an operation id. `outcome` is JSON: the result, or the error."""
+    """How a change ended that was made under an operation id.
+
+    `outcome` is JSON: the result, or the error.
+    """
 
     operation_id: str
     method: str
@@ -80,9 +86,10 @@ class Operation(msgspec.Struct, frozen=True):
 
 
 class Event(msgspec.Struct, frozen=True):
-    """Something that happened to a session. `body` is a JSON object that repeats the session id and `seq`.
+    """Something that happened to a session.
 
-    `ordinal` rises over all sessions of a store; `seq` rises by one with each event of a session.
+    `body` is a JSON object that repeats the session id and `seq`. `ordinal` rises over all sessions
+    of a store; `seq` rises by one with each event of a session.
     """
 
     ordinal: int
@@ -103,7 +110,7 @@ NOTHING_EXPECTED = Expect()
 
 
 class Receipt(msgspec.Struct, frozen=True):
-    """Makes a change happen at most once: its outcome is recorded under `operation_id`, in its own transaction.
+    """Makes a change happen at most once: its outcome is recorded with it, under `operation_id`.
 
     `digest` tells parameters apart. The change's `render` makes the recorded outcome.
     """
@@ -130,7 +137,9 @@ class NewSession(msgspec.Struct, frozen=True):
 
 
 class NewItem(msgspec.Struct, frozen=True):
-    """An item to append: its bytes in one line, its estimated size, the ids of calls it makes and answers."""
+    """An item to append: its bytes in one line, its estimated size in tokens, and the ids of the
+    calls that it makes and answers.
+    """
 
     item: bytes
     tokens: int
@@ -139,7 +148,7 @@ class NewItem(msgspec.Struct, frozen=True):
 
 
 class Appended(msgspec.Struct, frozen=True):
-    """`unmatched`: ids of calls that an appended item answers and that the present history does not make."""
+    """What was appended. `unmatched`: calls that an item answers and the history does not make."""
 
     session: Session
     first_entry_id: int
@@ -150,14 +159,14 @@ class Appended(msgspec.Struct, frozen=True):
 class SessionChanges(msgspec.Struct, frozen=True):
     """New values of a session's own fields; UNSET keeps what is there, None clears."""
 
-    title: str | None | msgspec.UnsetType = msgspec.UNSET
-    cwd: str | None | msgspec.UnsetType = msgspec.UNSET
+    title: str | msgspec.UnsetType | None = msgspec.UNSET
+    cwd: str | msgspec.UnsetType | None = msgspec.UNSET
     labels: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
     state: State | msgspec.UnsetType = msgspec.UNSET
 
 
 class Replacement(msgspec.Struct, frozen=True):
-    """A new history in place of the present one, and the archive that the present one was written to."""
+    """A new history in place of the present one, and the archive that has the present one."""
 
     operation_id: str
     archive: Revision
@@ -170,7 +179,10 @@ class Replacement(msgspec.Struct, frozen=True):
 
 
 class Page(msgspec.Struct, frozen=True):
-    """A piece of one history. `entries` are lines (`entry.py`); `next_index` goes on behind the last of them."""
+    """A piece of one history.
+
+    `entries` are lines (`entry.py`); `next_index` goes on behind the last of them.
+    """
 
     session: Session
     revision: int
@@ -210,7 +222,7 @@ Listener = Callable[[Sequence[Event]], None]
 
 
 class Store(Protocol):
-    """See the module. Every call may raise StorageError; calls with a session id raise UnknownSession."""
+    """See the module. Any call may raise StorageError, and UnknownSession if it names a session."""
 
     @property
     def store_id(self) -> str:
@@ -218,7 +230,10 @@ class Store(Protocol):
         ...
 
     def listen(self, listener: Listener) -> None:
-        """Pass every durable event to `listener`, in order, on the event loop's thread. One listener."""
+        """Pass every durable event to `listener`, in order, on the event loop's thread.
+
+        There is one listener.
+        """
         ...
 
     # Changes.
@@ -261,13 +276,18 @@ class Store(Protocol):
         receipt: Receipt | None = None,
         render: Callable[[Session], bytes] | None = None,
     ) -> Pending[Session | Replayed]:
-        """Change a session's own fields; neither revision nor generation rise. Raises Conflict, OperationReused."""
+        """Change a session's own fields; neither revision nor generation rise.
+
+        Raises Conflict, OperationReused.
+        """
         ...
 
     def begin(
         self, session_id: str, receipt: Receipt, *, expect: Expect = NOTHING_EXPECTED
     ) -> Pending[Session | Replayed]:
-        """Begin a compaction: its operation is `running` until `replace` or `end`. The session as it begins.
+        """Begin a compaction: its operation is `running` until `replace` or `end`.
+
+        The session as it begins.
 
         Raises Conflict, SessionClosed, CompactionRunning, OperationReused.
         """
@@ -276,18 +296,21 @@ class Store(Protocol):
     def end(
         self, operation_id: str, status: Status, outcome: bytes, event: dict[str, object]
     ) -> Pending[Operation]:
-        """End a running compaction without a replacement; `outcome` is its error as JSON, `event` goes out.
+        """End a running compaction without a replacement.
 
-        An operation that has ended already stays as it is and is returned. Raises OperationUnknown.
+        `outcome` is its error as JSON, `event` goes out. An operation that has ended already stays
+        as it is and is returned. Raises OperationUnknown.
         """
         ...
 
     def replace(
         self, session_id: str, change: Replacement, *, render: Callable[[Session], bytes]
     ) -> Pending[Session]:
-        """Put a new history in place of the present one, whose archive is durable, and end the operation.
+        """Put a new history in place of the present one, and end the operation.
 
-        Revision and generation rise by one. Raises Superseded when the session is not at the archive's revision.
+        The archive of the present one is durable; StorageError if it is not there any more.
+        Revision and generation rise by one. Raises Superseded when the session is not at the
+        archive's revision.
         """
         ...
 
@@ -300,26 +323,30 @@ class Store(Protocol):
         render: Callable[[bool], bytes] | None = None,
         ended: bytes = b"{}",
     ) -> Pending[bool | Replayed]:
-        """Remove a session with entries, events and archives; False when there was none. Raises Conflict.
+        """Remove a session with entries, events and archives; False when there was none.
 
-        A compaction that runs is cancelled with `ended` (JSON) as its outcome.
+        A compaction that runs is cancelled with `ended` (JSON) as its outcome. The deletion's own
+        event stays, so that a session of the same id later goes on with the next `seq`.
 
-        Its event stays, so that a session of the same id later goes on with the next `seq`.
+        Raises Conflict, OperationReused.
         """
         ...
 
     # Archives.
 
     async def archive(self, session: Session, kind: Kind, operation_id: str) -> Revision:
-        """Write the present history to its archive, durable and verified on return; no reference to it yet.
+        """Write the present history to its archive, durable and read back on return.
 
-        The caller sees to it that nothing changes the session until `replace`. Superseded when it is no longer at
-        `session.revision`.
+        Nothing refers to it yet. The caller sees to it that nothing changes the session until
+        `replace`. Raises Superseded when it is no longer at `session.revision`.
         """
         ...
 
     async def discard_archive(self, session_id: str, revision: int) -> None:
-        """Remove an archive after a replacement that failed; one that a revision names stays."""
+        """Remove an archive after a replacement that failed; one that a revision names stays.
+
+        What cannot be removed now is removed when the store is opened again. Raises nothing.
+        """
         ...
 
     # Reads: of what is durable.
@@ -348,11 +375,13 @@ class Store(Protocol):
         bytes_max: int,
         order: Order = "asc",
     ) -> Page:
-        """Entries of the present history, of an archived `revision`, or of the history of a `generation`.
+        """Entries of the present history, of an archived `revision`, or of a `generation`.
 
-        Begins at index `start` (default: the first in `order`), counts only the first `total` entries as the
-        history (default: all) and ends at `limit` entries or before `bytes_max`, but never without one entry.
-        A generation that was replaced is read from its archive, verified before the first entry.
+        Begins at index `start` (default: the first in `order`), counts only the first `total`
+        entries as the history (default: all) and ends at `limit` entries or before `bytes_max`, but
+        never without one entry. A generation that was replaced is read from its archive, verified
+        before the first entry.
+
         Raises RevisionUnknown, ArchiveMissing, ArchiveCorrupt.
         """
         ...
