@@ -36,7 +36,7 @@ _COMPACTED: Final = msgspec.structs.replace(
     updated_at="2026-12-01T10:05:00.000Z",
     revision=2,
     generation=1,
-    tokens=m.Tokens(64, "o200k_base", exact=True),
+    tokens=m.Tokens(74, "o200k_base", exact=True),
     archived_revisions=(1,),
 )
 _RENAMED: Final = msgspec.structs.replace(
@@ -47,7 +47,7 @@ _ITEMS: Final = (
     Raw(b'{"role":"user","content":"Hi!"}'),
 )
 _ARCHIVE: Final = m.ArchiveInfo(
-    sha256="6f1c5e0b1f6f6a1f0a4f1d2f5b7c0e9d3a8b2c4d6e8f0a1b3c5d7e9f0b2d4f60", bytes=371, entries=2
+    sha256="7847a19895aac477a6d2943ae34b63fed0ea8b81d87dbee647bd268cd1f843e6", bytes=297, entries=2
 )
 _SERVER: Final = m.ServerInfo(
     name="recapd",

@@ -158,7 +158,7 @@ class Operation(msgspec.Struct, frozen=True, omit_defaults=True):
     error: Outcome | UnsetType = UNSET
 
 
-class Warning_(msgspec.Struct, frozen=True):
+class AppendWarning(msgspec.Struct, frozen=True):
     """Something accepted that deserves a look."""
 
     reason: Literal["output_without_call"]
@@ -525,7 +525,7 @@ class AppendResult(MutationResult, frozen=True):
 
     session: Session
     entry_ids: list[int]
-    warnings: list[Warning_]
+    warnings: list[AppendWarning]
 
 
 class CompactResult(MutationResult, frozen=True):
@@ -663,7 +663,7 @@ class CompactionFinished(Event, frozen=True, kw_only=True):
 
 
 class CompactionProgress(msgspec.Struct, frozen=True):
-    """`done` of `total`, in entries or steps of the stage. Not durable; ten a second at most."""
+    """`done` of `total`: entries while it is in `partition`, else steps. Ten a second at most."""
 
     subscription_id: str
     session_id: str

@@ -9,7 +9,7 @@ import msgspec
 from recapd.daemon.cli import ClientCommand, Failure, current_options, failure_of, run_client
 from recapd.daemon.terminal import counted, write_json
 from recapd.protocol.client import Client
-from recapd.protocol.messages import AppendResult, Session, Warning_
+from recapd.protocol.messages import AppendResult, AppendWarning, Session
 
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
@@ -22,7 +22,7 @@ class _Appended(msgspec.Struct):
 
     session: Session | None = None
     entry_ids: list[int] = []
-    warnings: list[Warning_] = []
+    warnings: list[AppendWarning] = []
 
 
 @click.command(cls=ClientCommand)

@@ -98,7 +98,7 @@ def _append_result(appended: Appended) -> m.AppendResult:
         wire_session(appended.session),
         list(range(appended.first_entry_id, appended.last_entry_id + 1)),
         [
-            m.Warning_("output_without_call", entry_id, call_id)
+            m.AppendWarning("output_without_call", entry_id, call_id)
             for entry_id, call_id in appended.unmatched
         ],
     )
