@@ -9,6 +9,7 @@ own. Requests of this connection for the same session take effect in the order i
 import logging
 import select
 from collections.abc import Callable, Coroutine, Hashable
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
@@ -66,6 +67,11 @@ _FRAMES_PER_TURN: Final = 64  # handled before other tasks get the event loop
 _READS: Final = frozenset(
     {"session.get", "session.revisions", "session.export", "session.subscribe", "session.events"}
 )
+
+
+# Their answers may be as long as a frame; two at once are all that a peer that does not read holds.
+_PAGES: Final = frozenset({"session.get", "session.export", "session.list"})
+_PAGES_AT_ONCE: Final = 2
 
 
 class Reply(Protocol):
@@ -127,6 +133,7 @@ class Connection(Reply):
         self._flush_is_due = False  # somebody will call `flush`
         self._writing = False  # there is a task that waits for the peer to read
         self._progress = Signal()  # a request was answered, or output was sent
+        self._pages = anyio.Semaphore(_PAGES_AT_ONCE)
         self._overloaded = False
         self._ending = False
         self._ended = False
@@ -407,8 +414,9 @@ class Connection(Reply):
         error: RpcError = RequestCancelled()
         try:
             with scope:
-                await self.wait_until_it_keeps_up()
-                result = await self.service.dispatcher(call, request.method, params)
+                async with self._pages if request.method in _PAGES else nullcontext():
+                    await self.wait_until_it_keeps_up()
+                    result = await self.service.dispatcher(call, request.method, params)
                 if isinstance(result, Later):
                     with anyio.CancelScope(
                         shield=True

@@ -12,6 +12,7 @@ from recapd.protocol.errors import InvalidParams, Overloaded
 from recapd.storage.store import Event
 
 _RETRY_AFTER_MS = 1000
+_PAGE_BYTES = 1 << 19  # of events in one answer, whatever `limit` says
 
 _encode = msgspec.json.Encoder().encode
 
@@ -66,8 +67,13 @@ async def events(call: Call, params: m.EventsParams) -> m.EventsResult:
                 with anyio.move_on_after(params.wait_ms / 1000):
                     await happened.wait()
                 found = await read()
-    return m.EventsResult(
-        [msgspec.Raw(b'{"method":%b,%b' % (_encode(one.method), one.body[1:])) for one in found],
-        found[-1].seq if found else params.since,
-        "exact",
-    )
+    page: list[msgspec.Raw] = []
+    seq, room_bytes = params.since, _PAGE_BYTES
+    for one in found:
+        event = b'{"method":%b,%b' % (_encode(one.method), one.body[1:])
+        room_bytes -= len(event) + 1
+        if room_bytes < 0 and page:
+            break
+        page.append(msgspec.Raw(event))
+        seq = one.seq
+    return m.EventsResult(page, seq, "exact")
