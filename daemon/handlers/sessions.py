@@ -197,11 +197,17 @@ async def list_sessions(call: Call, params: m.ListParams) -> m.ListResult:
             None if position is None else (position.value, position.session_id),
         )
     )
-    more = len(sessions) > params.limit
-    sessions = sessions[: params.limit]
+    page: list[m.Session] = []
+    room_bytes = call.service.settings.item_bytes_max
+    for session in sessions[: params.limit]:
+        page.append(wire_session(session))
+        room_bytes -= len(encode(page[-1])) + 1
+        if room_bytes < 0:
+            page.pop()
+            break
     next_cursor = None
-    if more:
-        last = sessions[-1]
+    if len(page) < len(sessions):
+        last = sessions[len(page) - 1]
         values: dict[str, int | str] = {
             "updated_at": last.updated_at_ms,
             "created_at": last.created_at_ms,
@@ -210,4 +216,4 @@ async def list_sessions(call: Call, params: m.ListParams) -> m.ListResult:
         next_cursor = cursors.encode(
             cursors.ListPosition(params.sort, params.order, values[params.sort], last.session_id)
         )
-    return m.ListResult([wire_session(session) for session in sessions], next_cursor)
+    return m.ListResult(page, next_cursor)
