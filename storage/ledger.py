@@ -20,7 +20,6 @@ from recapd.storage.errors import (
     CompactionRunning,
     Conflict,
     OperationReused,
-    OperationUnknown,
     SessionClosed,
     SessionExists,
     StorageError,
@@ -29,10 +28,16 @@ from recapd.storage.errors import (
     UnknownSession,
 )
 from recapd.storage.events import event_body
+from recapd.storage.rows import (
+    POSITION_BITS,
+    SessionRow,
+    find_operation,
+    find_session,
+    last_ordinal,
+)
 from recapd.storage.store import (
     NOTHING_EXPECTED,
     Appended,
-    Durability,
     Event,
     Expect,
     NewItem,
@@ -44,32 +49,15 @@ from recapd.storage.store import (
     Revision,
     Session,
     SessionChanges,
-    State,
     Status,
-    Tokens,
 )
 
 T = TypeVar("T")
 
-POSITION_BITS: Final = 32  # of a position that count within a session: 4 thousand million entries
 _CACHED_ROWS_MAX: Final = 4096  # about 2 MB
 _SWEEP_ROWS: Final = 1000  # removed at once: an append behind it does not notice
 _SWEEP_BYTES: Final = 1 << 20  # likewise: each page of a long line is touched
 
-# One value of JSON for a row: SQLite locks the connection for each column that is fetched, and in
-# one piece a row is decoded five times faster. In the order of the fields of SessionRow; last the
-# archived revisions, newest first.
-SELECT_SESSION: Final = (
-    "SELECT json_array(key, session_id, title, cwd, json(labels), created_at_ms, updated_at_ms,"
-    " durability, state, revision, generation, base, entries, tokens_counted, tokens_estimated,"
-    " next_entry_id, seq, running, json(CASE WHEN generation = 0 THEN '[]' ELSE"
-    " (SELECT json_group_array(revision) FROM (SELECT revision FROM archives"
-    " WHERE archives.key = sessions.key ORDER BY revision DESC)) END)) FROM sessions"
-)
-SELECT_OPERATION: Final = (
-    "SELECT operation_id, method, session_id, status, started_at_ms, ended_at_ms, outcome"
-    " FROM operations"
-)
 _CHANGING: Final = (  # columns of `sessions` that events go with; the others only `update` changes
     *("updated_at_ms", "revision", "generation", "base", "entries", "tokens_counted"),
     *("tokens_estimated", "next_entry_id", "seq", "running"),
@@ -78,64 +66,6 @@ _UPDATE_SESSION: Final = f"UPDATE sessions SET {' = ?, '.join(_CHANGING)} = ? WH
 _changing: Final = attrgetter(*_CHANGING, "key")
 
 _encode = msgspec.json.Encoder().encode
-
-
-class SessionRow(msgspec.Struct, array_like=True):
-    """A row of `sessions`, as the batch has changed it so far."""
-
-    key: int
-    session_id: str
-    title: str | None
-    cwd: str | None
-    labels: dict[str, str]
-    created_at_ms: int
-    updated_at_ms: int
-    durability: Durability
-    state: State
-    revision: int
-    generation: int
-    base: int
-    entries: int
-    tokens_counted: int
-    tokens_estimated: int
-    next_entry_id: int
-    seq: int
-    running: str | None
-    archived_revisions: tuple[int, ...]
-
-    def session(self) -> Session:
-        """The row as the Store shows it."""
-        return Session(
-            self.session_id,
-            self.title,
-            self.cwd,
-            self.labels,
-            self.created_at_ms,
-            self.updated_at_ms,
-            self.durability,
-            self.state,
-            self.revision,
-            self.generation,
-            self.entries,
-            Tokens(self.tokens_counted, self.tokens_estimated),
-            self.archived_revisions,
-            self.next_entry_id,
-            self.seq,
-            self.running,
-        )
-
-
-_decode_row = msgspec.json.Decoder(SessionRow).decode
-
-
-def session_row(row: tuple[str]) -> SessionRow:
-    """From a row that SELECT_SESSION gave."""
-    return _decode_row(row[0])
-
-
-def operation_of(row: tuple[Any, ...]) -> Operation:
-    """From a row that SELECT_OPERATION gave."""
-    return Operation(*row)
 
 
 class CommitFailed(Exception):
@@ -240,8 +170,7 @@ class Ledger:
     def last_ordinal(self) -> int:
         """Of the latest event; 0 when there is none."""
         if self._ordinal is None:
-            query = "SELECT coalesce(max(ordinal), 0) FROM events"
-            self._ordinal = int(self._db.execute(query).fetchone()[0])
+            self._ordinal = last_ordinal(self._db)
         return self._ordinal
 
     def _forget(self) -> None:
@@ -278,12 +207,7 @@ class Ledger:
         row = self._rows.get(session_id)
         if row is None:
             self.flush()
-            found = self._db.execute(
-                f"{SELECT_SESSION} WHERE session_id = ?", (session_id,)
-            ).fetchone()
-            if found is None:
-                raise UnknownSession
-            row = self._rows[session_id] = session_row(found)
+            row = self._rows[session_id] = find_session(self._db, session_id)
         return row
 
     @staticmethod
@@ -332,15 +256,7 @@ class Ledger:
             return None
         if found != (receipt.method, receipt.digest):
             raise OperationReused
-        return Replayed(self._operation(receipt.operation_id))
-
-    def _operation(self, operation_id: str) -> Operation:
-        found = self._db.execute(
-            f"{SELECT_OPERATION} WHERE operation_id = ?", (operation_id,)
-        ).fetchone()
-        if found is None:
-            raise OperationUnknown
-        return operation_of(found)
+        return Replayed(find_operation(self._db, receipt.operation_id))
 
     def _record(
         self, receipt: Receipt, session_id: str, status: Status, outcome: bytes | None
@@ -471,12 +387,12 @@ class Ledger:
     def end(
         self, operation_id: str, status: Status, outcome: bytes, members: dict[str, object]
     ) -> Operation:
-        operation = self._operation(operation_id)
+        operation = find_operation(self._db, operation_id)
         if operation.status != "running":
             return operation
         row = self._row(operation.session_id)
         self._finish(row, operation_id, status, lambda: outcome, members)
-        return self._operation(operation_id)
+        return find_operation(self._db, operation_id)
 
     def _finish(
         self,

@@ -19,8 +19,8 @@ import stat
 import time
 import uuid
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, Concatenate, Final, Literal, NamedTuple, ParamSpec, TypeVar
@@ -30,6 +30,7 @@ import anyio
 import anyio.to_thread
 
 from recapd.storage import archive as archives
+from recapd.storage import queries
 from recapd.storage.database import (
     Busy,
     Damaged,
@@ -44,28 +45,20 @@ from recapd.storage.database import (
 )
 from recapd.storage.errors import (
     ArchiveCorrupt,
-    OperationUnknown,
     OutcomeUnknown,
-    RevisionUnknown,
     StorageError,
     StoreClosed,
     Superseded,
-    UnknownSession,
 )
 from recapd.storage.ledger import (
-    POSITION_BITS,
-    SELECT_OPERATION,
-    SELECT_SESSION,
     Change,
     CommitFailed,
     Ledger,
     Outcome,
-    SessionRow,
-    operation_of,
-    session_row,
 )
 from recapd.storage.lock import hold, make_private_folder
 from recapd.storage.pending import Pending
+from recapd.storage.rows import find_operation, find_session, last_ordinal
 from recapd.storage.store import (
     NOTHING_EXPECTED,
     Appended,
@@ -102,11 +95,6 @@ _IDLE_S: Final = 5.0  # after this long without a change the write-ahead log is 
 _CLOSE_TIMEOUT_S: Final = 10.0
 _VERIFIED_MAX: Final = 256
 _SETTLED_NS: Final = 100_000_000  # a file changed twice within one tick shows one time only
-
-_REVISION_COLUMNS: Final = (
-    "revision, generation, kind, operation_id, archived_at_ms, entries, tokens_counted,"
-    " tokens_estimated, bytes, sha256"
-)
 
 
 def _clock_ms() -> int:
@@ -277,7 +265,7 @@ class SqliteStore(Store):
             try:
                 # What was made while nobody could say so.
                 reader = opened.readers[0]
-                missed = await call(reader, _events_of_all, raw(reader), self._told, -1)
+                missed = await call(reader, queries.list_events_of_all, raw(reader), self._told, -1)
             except BaseException:
                 await opened.close(damaged=False)
                 raise
@@ -549,8 +537,8 @@ class SqliteStore(Store):
     def _write_archive(
         self, db: sqlite3.Connection, session: Session, kind: Kind, operation_id: str
     ) -> Revision:
-        with _snapshot(db):
-            row = _find(db, session.session_id)
+        with queries.snapshot(db):
+            row = find_session(db, session.session_id)
             if row.revision != session.revision:
                 raise Superseded
             header = archives.Header(
@@ -562,7 +550,7 @@ class SqliteStore(Store):
                 operation_id,
                 row.entries,
             )
-            lines = _lines(db, row, range(row.entries))
+            lines = queries.lines_of(db, row, range(row.entries))
             try:
                 size_bytes, digest = archives.write_archive(
                     self._archives, header, lines, self._synced
@@ -616,13 +604,13 @@ class SqliteStore(Store):
             reads[index] -= 1
 
     async def session(self, session_id: str) -> Session:
-        return (await self._read(_find, session_id)).session()
+        return (await self._read(find_session, session_id)).session()
 
     async def sessions(self, query: Query) -> list[Session]:
-        return await self._read(_list, query)
+        return await self._read(queries.list_sessions, query)
 
     async def revisions(self, session_id: str) -> list[Revision]:
-        return await self._read(_revisions, session_id)
+        return await self._read(queries.list_revisions, session_id)
 
     async def page(
         self,
@@ -636,8 +624,8 @@ class SqliteStore(Store):
         bytes_max: int,
         order: Order = "asc",
     ) -> Page:
-        span = _Span(start, total, limit, bytes_max, order)
-        found = await self._read(_live_page, session_id, revision, generation, span)
+        span = queries.Span(start, total, limit, bytes_max, order)
+        found = await self._read(queries.live_page, session_id, revision, generation, span)
         if isinstance(found, Page):
             return found
         session, archived = found
@@ -646,7 +634,7 @@ class SqliteStore(Store):
         except OSError as error:
             raise storage_error(error) from error
 
-    def _archived_page(self, session: Session, archived: Revision, span: "_Span") -> Page:
+    def _archived_page(self, session: Session, archived: Revision, span: queries.Span) -> Page:
         session_id, revision = session.session_id, archived.revision
         total, indexes = span.of(archived.entries)
         with archives.open_archive(self._archives, session_id, revision) as file:
@@ -655,7 +643,7 @@ class SqliteStore(Store):
                 lines = archives.read_lines(file, revision, indexes)
             else:
                 rising = archives.read_lines(file, revision, indexes[::-1])
-                lines = reversed(_last(rising, span.bytes_max))
+                lines = reversed(queries.last_lines(rising, span.bytes_max))
             try:
                 taken = span.take(lines, indexes, total)
             except ValueError as error:
@@ -675,16 +663,16 @@ class SqliteStore(Store):
             self._verified[session_id, archived.revision] = mark
 
     async def events(self, session_id: str, *, after_seq: int, limit: int) -> list[Event]:
-        return await self._read(_events, session_id, after_seq, limit)
+        return await self._read(queries.list_events, session_id, after_seq, limit)
 
     async def events_of_all(self, *, after_ordinal: int, limit: int) -> list[Event]:
-        return await self._read(_events_of_all, after_ordinal, limit)
+        return await self._read(queries.list_events_of_all, after_ordinal, limit)
 
     async def last_ordinal(self) -> int:
-        return await self._read(_last_ordinal)
+        return await self._read(last_ordinal)
 
     async def operation(self, operation_id: str) -> Operation:
-        return await self._read(_operation, operation_id)
+        return await self._read(find_operation, operation_id)
 
     async def health(self) -> StoreHealth:
         def size(name: str) -> int:
@@ -713,200 +701,3 @@ def _tell(listener: Callable[[Any], None], what: object) -> None:
         listener(what)
     except Exception as error:
         logger.error("a listener failed: %s", type(error).__name__)
-
-
-class _Span:
-    """Which entries of a history a page may hold."""
-
-    __slots__ = ("bytes_max", "limit", "order", "start", "total")
-
-    def __init__(
-        self, start: int | None, total: int | None, limit: int, bytes_max: int, order: Order
-    ) -> None:
-        self.start = start
-        self.total = total
-        self.limit = limit
-        self.bytes_max = bytes_max
-        self.order: Order = order
-
-    def of(self, entries: int) -> tuple[int, range]:
-        """How many of a history's entries count, and the indexes of a page, in its order."""
-        total = entries if self.total is None else min(entries, self.total)
-        if self.order == "asc":
-            start = 0 if self.start is None else self.start
-            return total, range(start, min(total, start + self.limit))
-        start = total - 1 if self.start is None else min(self.start, total - 1)
-        return total, range(start, max(-1, start - self.limit), -1)
-
-    def take(
-        self, lines: Iterable[bytes], indexes: range, total: int
-    ) -> tuple[list[bytes], int | None]:
-        """Take lines, which belong to `indexes`, until `bytes_max` would be passed.
-
-        Returns them and the index of the next one. Raises ValueError when there are too few.
-        """
-        entries: list[bytes] = []
-        room = self.bytes_max
-        for index, line in zip(indexes, lines, strict=True):
-            room -= len(line) + 1
-            if room < 0 and entries:
-                return entries, index
-            entries.append(line)
-        more = bool(indexes) and 0 <= indexes.stop < total
-        return entries, indexes.stop if more else None
-
-
-def _last(lines: Iterable[bytes], bytes_max: int) -> deque[bytes]:
-    """The last lines that fit, and at least one more where there is one: so a page knows of it."""
-    kept: deque[bytes] = deque()
-    size_bytes = 0
-    for line in lines:
-        kept.append(line)
-        size_bytes += len(line) + 1
-        while len(kept) > 2 and size_bytes - len(kept[0]) - 1 > bytes_max:
-            size_bytes -= len(kept.popleft()) + 1
-    return kept
-
-
-@contextmanager
-def _snapshot(db: sqlite3.Connection) -> Generator[None]:
-    """A read transaction: everything within sees one state."""
-    db.execute("BEGIN")
-    try:
-        yield
-    finally:
-        if db.in_transaction:  # some errors end it (sqlite.org/lang_transaction.html)
-            db.execute("ROLLBACK")
-
-
-def _find(db: sqlite3.Connection, session_id: str) -> SessionRow:
-    row = db.execute(f"{SELECT_SESSION} WHERE session_id = ?", (session_id,)).fetchone()
-    if row is None:
-        raise UnknownSession
-    return session_row(row)
-
-
-_SORT_COLUMNS: Final = {
-    "updated_at": "updated_at_ms",
-    "created_at": "created_at_ms",
-    "session_id": "session_id",
-}
-
-
-def _list(db: sqlite3.Connection, query: Query) -> list[Session]:
-    column = _SORT_COLUMNS[query.sort]
-    conditions: list[str] = []
-    values: list[object] = []
-
-    def where(condition: str, *some: object) -> None:
-        conditions.append(condition)
-        values.extend(some)
-
-    if query.state is not None:
-        where("state = ?", query.state)
-    if query.cwd is not None:
-        where("cwd = ?", query.cwd)
-    for name, value in query.labels.items():
-        where("EXISTS (SELECT 1 FROM json_each(labels) WHERE key = ? AND value = ?)", name, value)
-    if query.title_contains is not None:
-        where("instr(lower(title), lower(?)) > 0", query.title_contains)
-    if query.updated_after_ms is not None:
-        where("updated_at_ms > ?", query.updated_after_ms)
-    if query.updated_before_ms is not None:
-        where("updated_at_ms < ?", query.updated_before_ms)
-    if query.after is not None:
-        comparison = "<" if query.order == "desc" else ">"
-        where(f"({column}, session_id) {comparison} (?, ?)", *query.after)
-    direction = "DESC" if query.order == "desc" else "ASC"
-    clause = f" WHERE {' AND '.join(conditions)}" if conditions else ""
-    rows = db.execute(
-        f"{SELECT_SESSION}{clause} ORDER BY {column} {direction}, session_id {direction} LIMIT ?",
-        (*values, query.limit),
-    )
-    return [session_row(row).session() for row in rows]
-
-
-def _lines(db: sqlite3.Connection, row: SessionRow, indexes: range) -> Iterator[bytes]:
-    """The lines of the present history at `indexes`, in their order."""
-    rising = indexes if indexes.step > 0 else indexes[::-1]
-    first = row.key << POSITION_BITS | row.base
-    rows = db.execute(
-        "SELECT line FROM entries WHERE position >= ? AND position < ?"
-        f" ORDER BY position {'ASC' if rising is indexes else 'DESC'}",
-        (first + rising.start, first + rising.stop),
-    )
-    return (line for (line,) in rows)
-
-
-def _revision_of(row: tuple[Any, ...]) -> Revision:
-    values: list[Any] = [*row[:6], Tokens(row[6], row[7]), *row[8:]]
-    return Revision(*values)
-
-
-def _revisions(db: sqlite3.Connection, session_id: str) -> list[Revision]:
-    with _snapshot(db):
-        rows = db.execute(
-            f"SELECT {_REVISION_COLUMNS} FROM archives WHERE key = ? ORDER BY revision DESC",
-            (_find(db, session_id).key,),
-        ).fetchall()
-    return [_revision_of(row) for row in rows]
-
-
-def _live_page(
-    db: sqlite3.Connection,
-    session_id: str,
-    revision: int | None,
-    generation: int | None,
-    span: _Span,
-) -> Page | tuple[Session, Revision]:
-    """A page of the present history; or the archived revision that is asked for."""
-    with _snapshot(db):
-        row = _find(db, session_id)
-        if revision not in (None, row.revision) or generation not in (None, row.generation):
-            found = db.execute(
-                f"SELECT {_REVISION_COLUMNS} FROM archives"
-                " WHERE key = ? AND (revision = ? OR generation = ?)",
-                (row.key, revision, generation),
-            ).fetchone()
-            if found is None:
-                raise RevisionUnknown(revision)
-            return row.session(), _revision_of(found)
-        total, indexes = span.of(row.entries)
-        try:
-            taken = span.take(_lines(db, row, indexes), indexes, total)
-        except ValueError as error:
-            raise Damaged("entries are missing") from error
-        return Page(row.session(), row.revision, row.generation, total, *taken)
-
-
-def _events(db: sqlite3.Connection, session_id: str, after_seq: int, limit: int) -> list[Event]:
-    rows = db.execute(
-        "SELECT ordinal, seq, method, body FROM events WHERE seq > ? AND key ="
-        " coalesce((SELECT key FROM sessions WHERE session_id = ?),"
-        " (SELECT key FROM tombstones WHERE session_id = ?)) ORDER BY seq LIMIT ?",
-        (after_seq, session_id, session_id, limit),
-    )
-    return [Event(ordinal, session_id, *rest) for ordinal, *rest in rows]
-
-
-def _events_of_all(db: sqlite3.Connection, after_ordinal: int, limit: int) -> list[Event]:
-    rows = db.execute(
-        "SELECT ordinal, coalesce("
-        " (SELECT session_id FROM sessions WHERE sessions.key = events.key),"
-        " (SELECT session_id FROM tombstones WHERE tombstones.key = events.key)),"
-        " seq, method, body FROM events WHERE ordinal > ? ORDER BY ordinal LIMIT ?",
-        (after_ordinal, limit),
-    )
-    return [Event(*row) for row in rows]
-
-
-def _last_ordinal(db: sqlite3.Connection) -> int:
-    (ordinal,) = db.execute("SELECT coalesce(max(ordinal), 0) FROM events").fetchone()
-    return int(ordinal)
-
-
-def _operation(db: sqlite3.Connection, operation_id: str) -> Operation:
-    found = db.execute(f"{SELECT_OPERATION} WHERE operation_id = ?", (operation_id,)).fetchone()
-    if found is None:
-        raise OperationUnknown
-    return operation_of(found)
