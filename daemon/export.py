@@ -16,7 +16,7 @@ from recapd.daemon.compaction.transcript import message_text, render
 from recapd.daemon.config import ENVELOPE_BYTES
 from recapd.daemon.cursors import ExportPosition
 from recapd.daemon.redaction import Redactor
-from recapd.daemon.wire import wire_revision, wire_session
+from recapd.daemon.wire import wire_revision
 from recapd.protocol.errors import CursorInvalid, UnsupportedFormat
 from recapd.protocol.items import item_facts
 from recapd.protocol.messages import (
@@ -29,7 +29,7 @@ from recapd.protocol.messages import (
 )
 from recapd.storage.entry import Entry, decode_entry, encode_entry, encode_time, item_of
 from recapd.storage.errors import RevisionUnknown
-from recapd.storage.store import Revision, Session, Store
+from recapd.storage.store import Revision, Store
 
 _CHUNK_BYTES: Final = 1 << 20
 _ESCAPED_LENGTH_MAX: Final = 6  # of one byte in a JSON string: \u0000
@@ -89,9 +89,7 @@ async def export_chunk(store: Store, params: ExportParams, *, frame_bytes_max: i
         raise CursorInvalid
     histories = await _histories(store, position)
     bytes_max = (frame_bytes_max - ENVELOPE_BYTES) // _ESCAPED_LENGTH_MAX
-    chunk = _Chunk(
-        store, session, histories, position, min(params.max_bytes or _CHUNK_BYTES, bytes_max)
-    )
+    chunk = _Chunk(store, histories, position, min(params.max_bytes or _CHUNK_BYTES, bytes_max))
     await chunk.fill()
     return chunk.result()
 
@@ -120,13 +118,11 @@ class _Chunk:
     def __init__(
         self,
         store: Store,
-        session: Session,
         histories: list[_History],
         position: ExportPosition,
         bytes_max: int,
     ) -> None:
         self._store = store
-        self._session = session
         self._histories = histories
         self._start = position
         self._history: int = position.history
@@ -223,19 +219,18 @@ class _Chunk:
             case "jsonl":
                 return b""
             case "json":
+                # Only what stays: a chunk may end within, and the rest is made by another request.
                 opening = b""
                 if self._history == 0:
-                    about = _encode(wire_session(self._session))
-                    opening = b'{"session":%b,"histories":[' % self._redact(about)
+                    opening = b'{"session_id":%b,"histories":[' % _encode(self._start.session_id)
                 told: dict[str, object] = {"revision": history.revision}
                 if history.archived is not None:
                     told["archive"] = wire_revision(history.archived)
                 return b'%b%b,"entries":[' % (opening, _encode(told)[:-1])
             case "markdown":
-                title = self._redactor_text(self._session.title or self._session.session_id)
                 kind = "present" if history.archived is None else "archived"
                 return (
-                    f"# {' '.join(title.split())}\n\n"
+                    f"# {self._start.session_id}\n\n"
                     f"Revision {history.revision} ({kind}), {history.entries} entries.\n\n"
                 ).encode()
 
@@ -261,9 +256,6 @@ class _Chunk:
 
     def _redact(self, item: bytes) -> bytes:
         return self._redactor.item(item) if self._start.redact == "policy" else item
-
-    def _redactor_text(self, text: str) -> str:
-        return self._redactor.text(text) if self._start.redact == "policy" else text
 
     def _markdown(self, entry: Entry) -> bytes:
         """One entry: a mark that a parser can trust, for it says how long the text behind it is.

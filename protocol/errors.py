@@ -350,8 +350,9 @@ class ResultTooLarge(CompactionError):
     reason = "result_too_large"
     text = "The result would exceed the context limit; the history is unchanged."
 
-    def __init__(self, *, tokens: int, context_limit: int, hint: str | None = None) -> None:
-        super().__init__(hint=hint, tokens=tokens, context_limit=context_limit)
+    def __init__(self, *, tokens: int, context_limit: int, parts: Mapping[str, int]) -> None:
+        """`parts`: the tokens of instructions, reminders, summary and tail."""
+        super().__init__(tokens=tokens, context_limit=context_limit, parts=dict(parts))
 
 
 class NothingToCompact(CompactionError):
@@ -399,7 +400,7 @@ class ArchiveMissing(ArchiveError):
 
     reason = "archive_missing"
     text = "The archive of this revision is missing."
-    hint = "Put the file back from a backup; session.verify lists all faults."
+    hint = "Put the file back from a backup."
 
 
 class ArchiveCorrupt(ArchiveError):
@@ -407,7 +408,7 @@ class ArchiveCorrupt(ArchiveError):
 
     reason = "archive_corrupt"
     text = "The archive of this revision is damaged."
-    hint = "Put the file back from a backup; session.verify lists all faults."
+    hint = "Put the file back from a backup."
 
 
 class CursorInvalid(RpcError):
@@ -472,9 +473,6 @@ class OutcomeUnknown(StorageError):
     reason = "outcome_unknown"
     text = "It could not be established whether the change was committed."
     hint = "Ask operation.get, or repeat with the same operation_id."
-
-    def __init__(self, *, operation_id: str | None = None) -> None:
-        super().__init__(operation_id=operation_id)
 
 
 class UnsupportedFormat(RpcError):

@@ -193,11 +193,11 @@ async def _check(parts: Partition, reminder: bytes, settings: Settings) -> Token
     }
     total = await count_tokens_of([item for part in items.values() for item in part])
     if total.count > settings.context_limit:
-        error = ResultTooLarge(tokens=total.count, context_limit=settings.context_limit)
-        error.data["parts"] = {
-            part: (await count_tokens_of(its_items)).count for part, its_items in items.items()
-        }
-        raise error
+        raise ResultTooLarge(
+            tokens=total.count,
+            context_limit=settings.context_limit,
+            parts={part: (await count_tokens_of(its)).count for part, its in items.items()},
+        )
     return total
 
 

@@ -70,7 +70,7 @@ EXAMPLES: list[RpcError] = [
     errors.CompactionRunning(operation_id="op-1"),
     errors.CompactionFailed(stage="summarise", provider_status=503, retryable=True),
     errors.Superseded(),
-    errors.ResultTooLarge(tokens=30_000, context_limit=20_000),
+    errors.ResultTooLarge(tokens=30_000, context_limit=20_000, parts={"tail": 30_000}),
     errors.NothingToCompact(),
     errors.Cancelled(),
     errors.AlreadyCommitted(),
@@ -83,7 +83,7 @@ EXAMPLES: list[RpcError] = [
     errors.StorageError(),
     errors.StorageFull(),
     errors.StorageReadonly(),
-    errors.OutcomeUnknown(operation_id="op-1"),
+    errors.OutcomeUnknown(),
     errors.UnsupportedFormat(supported=["jsonl"]),
 ]
 
