@@ -181,6 +181,8 @@ class _Chunk:
             limit=_PAGE_ENTRIES,
             bytes_max=self._room,
         )
+        if not page.entries:
+            raise CursorInvalid  # the history has fewer than the cursor says
         for line in page.entries:
             if self._room <= 0:
                 return

@@ -13,7 +13,7 @@ import msgspec
 
 _SHAPES: Final = {
     "private_key": r"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY-----"
-    r".{1,20000}?(?:-----END (?:[A-Z]+ )*PRIVATE KEY-----|$)",
+    r"(?:[^\"]{1,20000}?-----END (?:[A-Z]+ )*PRIVATE KEY-----|(?:[A-Za-z0-9+/=\s]|\\[nr])*)",
     "anthropic_key": r"\bsk-ant-[A-Za-z0-9_-]{20,}",
     "openai_key": r"\bsk-(?:proj-|svcacct-|admin-)?[A-Za-z0-9_-]{20,}",
     "github_token": r"\b(?:gh[pousr]_[A-Za-z0-9]{36,}|github_pat_[A-Za-z0-9_]{22,})",

@@ -57,6 +57,11 @@ class Pending(Generic[T]):
 
         self.on_done(settle)
 
+    @property
+    def failed(self) -> bool:
+        """Whether there is an error."""
+        return self._error is not None
+
     def result(self) -> T:
         """The result of a done change; raises its error."""
         if self._error is not None:

@@ -2,6 +2,7 @@
 code.
 """
 
+import anyio
 import msgspec
 
 from recapd.daemon import cursors
@@ -117,19 +118,25 @@ async def compact(call: Call, params: m.CompactParams) -> object:
         force=params.force,
         redactor=Redactor() if settings.redact_summary_source else None,
     )
+    with anyio.CancelScope(shield=True):  # it was handed over: its outcome is the answer
+        await compaction.begun.settled()
+    begun = compaction.begun.result()
+    call.release()  # it has its place; what the client sends next need not wait for its end
+    if isinstance(begun, Replayed):
+        return await _replay(call, begun, params.wait)
+    if not params.wait:
+        return m.CompactResult(compaction.operation_id, "running", wire_session(begun))
     try:
-        begun = await compaction.begun.wait()
-        call.release()  # it has its place; what the client sends next need not wait for its end
-        if isinstance(begun, Replayed):
-            return await _replay(call, begun, params.wait)
-        if not params.wait:
-            return m.CompactResult(compaction.operation_id, "running", wire_session(begun))
-        return msgspec.Raw(await compaction.ended.wait())
+        await compaction.ended.settled()
     except BaseException:
-        # Who waits and leaves does not want it any more. Over or committing, it stays as it is.
-        if params.wait:
-            compaction.scope.cancel()
-        raise
+        # Who waits and leaves does not want it any more, unless it is too late for that. The answer
+        # comes when it has ended, so that whoever asks then finds the truth.
+        compaction.scope.cancel()
+        with anyio.CancelScope(shield=True):
+            await compaction.ended.settled()
+        if compaction.ended.failed:
+            raise
+    return msgspec.Raw(compaction.ended.result())
 
 
 async def _replay(call: Call, begun: Replayed, wait: bool) -> object:
