@@ -5,27 +5,33 @@ Stored bytes are never altered. A shape is specific enough that ordinary text do
 has no shape of its own (a password in a sentence) is not found.
 """
 
+import json
 import re
 from collections import Counter
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
+from recapd.protocol.items import is_array, is_object
+
+# Not within a word. Text may itself be JSON (arguments of a call): there an escape is no letter.
+_START: Final = r"(?:(?<![A-Za-z0-9_])|(?<=\\[nrtbf])|(?<=\\u[0-9A-Fa-f]{4}))"
+
 _SHAPES: Final = {
     "private_key": r"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY-----"
-    r"(?:[^\"]{1,20000}?-----END (?:[A-Z]+ )*PRIVATE KEY-----|(?:[A-Za-z0-9+/=\s]|\\[nr])*)",
-    "anthropic_key": r"\bsk-ant-[A-Za-z0-9_-]{20,}",
-    "openai_key": r"\bsk-(?:proj-|svcacct-|admin-)?[A-Za-z0-9_-]{20,}",
-    "github_token": r"\b(?:gh[pousr]_[A-Za-z0-9]{36,}|github_pat_[A-Za-z0-9_]{22,})",
-    "gitlab_token": r"\bglpat-[A-Za-z0-9_-]{20,}",
-    "aws_key_id": r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b",
-    "google_key": r"\bAIza[A-Za-z0-9_-]{35}",
-    "slack_token": r"\bxox[abeoprs]-[A-Za-z0-9-]{10,}",
-    "stripe_key": r"\b[rs]k_(?:live|test)_[A-Za-z0-9]{16,}",
-    "npm_token": r"\bnpm_[A-Za-z0-9]{36}\b",
-    "pypi_token": r"\bpypi-[A-Za-z0-9_-]{50,}",
-    "huggingface_token": r"\bhf_[A-Za-z0-9]{34,}",
-    "jwt": r"\beyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}",
+    r"(?:.{1,20000}?-----END (?:[A-Z]+ )*PRIVATE KEY-----|[A-Za-z0-9+/=\s]*)",
+    "anthropic_key": _START + r"sk-ant-[A-Za-z0-9_-]{20,}",
+    "openai_key": _START + r"sk-(?:proj-|svcacct-|admin-)?[A-Za-z0-9_-]{20,}",
+    "github_token": _START + r"(?:gh[pousr]_[A-Za-z0-9]{36,}|github_pat_[A-Za-z0-9_]{22,})",
+    "gitlab_token": _START + r"glpat-[A-Za-z0-9_-]{20,}",
+    "aws_key_id": _START + r"(?:AKIA|ASIA)[A-Z0-9]{16}\b",
+    "google_key": _START + r"AIza[A-Za-z0-9_-]{35}",
+    "slack_token": _START + r"xox[abeoprs]-[A-Za-z0-9-]{10,}",
+    "stripe_key": _START + r"[rs]k_(?:live|test)_[A-Za-z0-9]{16,}",
+    "npm_token": _START + r"npm_[A-Za-z0-9]{36}\b",
+    "pypi_token": _START + r"pypi-[A-Za-z0-9_-]{50,}",
+    "huggingface_token": _START + r"hf_[A-Za-z0-9]{34,}",
+    "jwt": _START + r"eyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}",
     "bearer_token": r"(?<=[Bb]earer )[A-Za-z0-9._~+/-]{20,}=*",
     "url_password": r"(?<=://)[^\s/:@\"\\]{1,200}:[^\s/:@\"\\]{1,200}(?=@)",
 }
@@ -38,9 +44,14 @@ _HINTS: Final = (
     *("github_pat_", "glpat-", "AKIA", "ASIA", "AIza", "xox", "npm_", "pypi-", "hf_", "eyJ"),
     *("earer ", "://"),
 )
-_ASCII_ESCAPE: Final = re.compile(rb"\\u00[2-7]")
+_ASCII_ESCAPE: Final = re.compile(rb"\\u00[2-7]")  # a letter that need not be escaped
 
-_decode = msgspec.json.Decoder(float_hook=str).decode
+
+def _as_written(number: str) -> msgspec.Raw:
+    return msgspec.Raw(number.encode())
+
+
+_decode = msgspec.json.Decoder(float_hook=_as_written).decode
 _encode = msgspec.json.Encoder().encode
 
 
@@ -59,17 +70,29 @@ class Redactor:
     def item(self, item: bytes) -> bytes:
         """An item, as JSON text, without its secrets; the same bytes when there are none.
 
-        The shapes have no character that JSON must escape, so the JSON text itself is searched.
+        Each string is looked at as what it says, for in JSON text an escape may stand in front of a
+        secret, or in it. An item that has one is written anew, numbers as they were.
         """
-        text = item.decode()
-        redacted = self.text(text)
-        if _ASCII_ESCAPE.search(item) is not None:
-            # Letters may be escaped without need; then a secret only shows in the plain spelling.
-            plain = _encode(_decode(redacted)).decode()
-            redacted_plain = self.text(plain)
-            if redacted_plain != plain:
-                return redacted_plain.encode()
-        return item if redacted is text else redacted.encode()
+        if _ASCII_ESCAPE.search(item) is None:
+            text = item.decode()
+            if not any(hint in text for hint in _HINTS):
+                return item
+        found = self.counts.total()
+        try:
+            value = _decode(item)
+        except msgspec.ValidationError:  # an integer of more digits than Python takes by default
+            value = json.loads(item, parse_int=_as_written, parse_float=_as_written)
+        value = self._value(value)
+        return item if self.counts.total() == found else _encode(value)
+
+    def _value(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self.text(value)
+        if is_array(value):
+            return [self._value(one) for one in value]
+        if is_object(value):
+            return {self.text(name): self._value(member) for name, member in value.items()}
+        return value
 
     def _replace(self, match: re.Match[str]) -> str:
         kind = match.lastgroup or "secret"

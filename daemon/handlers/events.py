@@ -9,7 +9,8 @@ import msgspec
 from recapd.daemon.connection import Call
 from recapd.protocol import messages as m
 from recapd.protocol.errors import InvalidParams, Overloaded
-from recapd.storage.store import Event
+from recapd.storage.errors import UnknownSession
+from recapd.storage.store import Event, Store
 
 _RETRY_AFTER_MS = 1000
 _PAGE_BYTES = 1 << 19  # of events in one answer, whatever `limit` says
@@ -48,6 +49,17 @@ async def unsubscribe(call: Call, params: m.UnsubscribeParams) -> m.UnsubscribeR
     return m.UnsubscribeResult(ended)
 
 
+async def _last_seq(store: Store, session_id: str) -> int:
+    """Of a session, or of one that was deleted a moment ago and has left its last event."""
+    try:
+        return (await store.session(session_id)).seq
+    except UnknownSession:
+        left = await store.events(session_id, after_seq=0, limit=1)
+        if not left:
+            raise
+        return left[-1].seq
+
+
 async def events(call: Call, params: m.EventsParams) -> m.EventsResult:
     service = call.service
 
@@ -59,14 +71,14 @@ async def events(call: Call, params: m.EventsParams) -> m.EventsResult:
     with service.subscriptions.next_event(params.session_id) as happened:
         found = await read()
         if not found:
-            seq = (await service.store.session(params.session_id)).seq
+            seq = await _last_seq(service.store, params.session_id)
             if params.since > seq:
                 return m.EventsResult([], seq, "reset")
-            if params.wait_ms:
+            if params.wait_ms and params.since == seq:
                 call.release()  # a long wait holds up nothing that the client sends next
                 with anyio.move_on_after(params.wait_ms / 1000):
                     await happened.wait()
-                found = await read()
+            found = await read()
     page: list[msgspec.Raw] = []
     seq, room_bytes = params.since, _PAGE_BYTES
     for one in found:
