@@ -1,0 +1,381 @@
+"""What a client and the log are told when something in the daemon fails (PROTOCOL.md §6)."""
+
+import errno
+import json
+import logging
+import os
+import sqlite3
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import pytest
+from tests.daemon.conftest import EMPTY, Daemon, Gate, Message, Peer, request, user
+
+from recapd.daemon.authority import Principal
+from recapd.protocol.errors import (
+    Forbidden,
+    InternalError,
+    OutcomeUnknown,
+    StorageError,
+    StorageFull,
+    StorageReadonly,
+)
+from recapd.protocol.methods import SCOPES, Scope
+from recapd.storage.errors import OutcomeUnknown as StoreOutcomeUnknown
+from recapd.storage.ledger import Ledger
+from recapd.storage.sqlite import SqliteStore
+
+Start = Callable[..., AbstractAsyncContextManager[Daemon]]
+
+SECRET = "hunter2-is-the-password"
+
+
+def raising(error: BaseException) -> Any:
+    async def fails(*args: object, **kwargs: object) -> object:
+        raise error
+
+    return fails
+
+
+def as_it_is(value: object) -> object:
+    return value
+
+
+# Faults of the program.
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        KeyError(SECRET),
+        TypeError(SECRET),
+        ValueError(SECRET),
+        RuntimeError(f"/home/{SECRET}"),
+        UnicodeDecodeError("utf-8", SECRET.encode(), 0, 1, SECRET),
+        RecursionError(SECRET),
+        MemoryError(SECRET),
+        AssertionError(SECRET),
+        TimeoutError(SECRET),
+        ExceptionGroup(SECRET, [KeyError(SECRET)]),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+async def test_an_unexpected_fault_has_an_incident_and_tells_nothing(
+    peer: Peer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    incidents: list[str],
+    error: Exception,
+) -> None:
+    """PROTOCOL.md §6; BUGLOG B56: never `method_not_found` or `invalid_params` instead."""
+    await peer.call("session.create", session_id="a")
+    monkeypatch.setattr(SqliteStore, "revisions", raising(error))
+    incidents.append("one")
+    answer = await peer.answer(await peer.ask("session.revisions", session_id="a"))
+    assert answer["error"]["code"] == InternalError.code
+    data = answer["error"]["data"]
+    assert (data["reason"], data["retryable"]) == ("internal_error", False)
+    assert set(data) == {"reason", "retryable", "incident"}
+    logged = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert len(logged) == 1
+    assert data["incident"] in logged[0].getMessage()
+    assert type(error).__name__ in logged[0].getMessage()
+    for text in (json.dumps(answer), caplog.text):
+        assert SECRET not in text
+        assert "Traceback" not in text
+        assert "/home" not in text
+    await peer.call("protocol.ping")
+
+
+async def test_a_fault_costs_the_other_entries_of_a_batch_nothing(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch, incidents: list[str]
+) -> None:
+    """BUGLOG B56."""
+    await peer.call("session.create", session_id="a")
+    monkeypatch.setattr(SqliteStore, "revisions", raising(KeyError(SECRET)))
+    incidents.append("one")
+    await peer.say(
+        [
+            request(1, "session.revisions", session_id="a"),
+            request(2, "protocol.ping"),
+            request(3, "session.append", session_id="a", items=[user("x")]),
+        ]
+    )
+    answers = {answer["id"]: answer for answer in await peer.message()}
+    assert "error" in answers[1]
+    assert "result" in answers[2]
+    assert "result" in answers[3]
+
+
+@pytest.mark.parametrize("result", [b"bytes", {"score": float("nan")}, {1: 2}, {3}, object()])
+async def test_a_result_that_is_no_json_is_an_internal_error(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch, incidents: list[str], result: object
+) -> None:
+    """BUGLOG B56: it does not break dispatch."""
+
+    async def found(*_: object) -> object:
+        return [result]
+
+    await peer.call("session.create", session_id="a")
+    monkeypatch.setattr(SqliteStore, "revisions", found)
+    monkeypatch.setattr("recapd.daemon.handlers.history.wire_revision", as_it_is)
+    monkeypatch.setattr("recapd.daemon.handlers.history.m.RevisionsResult", as_it_is)
+    incidents.append("one")
+    with pytest.raises(InternalError):
+        await peer.call("session.revisions", session_id="a")
+    await peer.call("protocol.ping")
+
+
+async def test_a_fault_in_a_change_undoes_that_change_only(
+    start: Start, monkeypatch: pytest.MonkeyPatch, incidents: list[str]
+) -> None:
+    """DESIGN.md promise 2: others in the same transaction are made."""
+    append = Ledger.append
+
+    def fails(self: Ledger, session_id: str, items: Any, *rest: Any) -> Any:
+        done = append(self, session_id, items, *rest)
+        if b"poison" in items[0].item:
+            raise KeyError(SECRET)
+        return done
+
+    monkeypatch.setattr(Ledger, "append", fails)
+    async with start() as daemon, daemon.connect() as peer:
+        await peer.call("session.create", session_id="a")
+        texts = [f"{'poison' if number % 10 == 3 else 'good'} {number}" for number in range(60)]
+        incidents.extend(text for text in texts if "poison" in text)
+        await peer.say(
+            [request(text, "session.append", session_id="a", items=[user(text)]) for text in texts]
+        )
+        failed = [answer["id"] for answer in await peer.message() if "error" in answer]
+        assert failed == [text for text in texts if "poison" in text]
+        entries = await peer.entries("a")
+        assert [e["item"]["content"] for e in entries] == [t for t in texts if "good" in t]
+        assert [entry["id"] for entry in entries] == list(range(1, 55))
+        events = (await peer.call("session.events", session_id="a", since=0))["events"]
+        assert [event["seq"] for event in events] == list(range(1, 56))
+
+
+async def test_a_fault_in_a_compaction_ends_it_as_failed(
+    peer: Peer, gate: Gate, incidents: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """PROTOCOL.md §5.6: any failure is an explicit error, and leaves everything as it was."""
+    await peer.call("session.create", session_id="a", items=[user("x")])
+    gate.fails_with = KeyError(SECRET)
+    gate.open()
+    incidents.append("one")
+    with pytest.raises(InternalError) as caught:
+        await peer.call("session.compact", session_id="a", operation_id="op")
+    operation = (await peer.call("operation.get", operation_id="op"))["operation"]
+    assert operation["status"] == "failed"
+    assert operation["error"] == caught.value.to_wire()
+    assert SECRET not in caplog.text + json.dumps(operation)
+    read = await peer.call("session.get", session_id="a")
+    assert (read["session"]["busy"], read["session"]["generation"]) == (False, 0)
+    gate.fails_with = None
+    await peer.call("session.compact", session_id="a")
+
+
+# Faults of the disk.
+
+
+def sqlite_error(code: int, name: str) -> sqlite3.OperationalError:
+    error = sqlite3.OperationalError(SECRET)
+    error.sqlite_errorcode = code
+    error.sqlite_errorname = name
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (sqlite_error(sqlite3.SQLITE_FULL, "SQLITE_FULL"), StorageFull),
+        (OSError(errno.ENOSPC, SECRET), StorageFull),
+        (OSError(errno.EDQUOT, SECRET), StorageFull),
+        (sqlite_error(sqlite3.SQLITE_READONLY, "SQLITE_READONLY"), StorageReadonly),
+        (OSError(errno.EROFS, SECRET), StorageReadonly),
+        (sqlite_error(sqlite3.SQLITE_IOERR, "SQLITE_IOERR"), StorageError),
+        (sqlite_error(sqlite3.SQLITE_BUSY, "SQLITE_BUSY"), StorageError),
+        (OSError(errno.EIO, SECRET), StorageError),
+        (StoreOutcomeUnknown(), OutcomeUnknown),
+    ],
+    ids=str,
+)
+async def test_a_failing_disk_is_told_and_the_session_is_as_it_was(
+    start: Start,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    incidents: list[str],
+    error: Exception,
+    expected: type[StorageError],
+) -> None:
+    """DESIGN.md promise 13; PROTOCOL.md §6, 1013: service resumes when the disk does."""
+    append = Ledger.append
+    failing = False
+
+    def fails(self: Ledger, *params: Any) -> Any:
+        if failing:
+            raise error
+        return append(self, *params)
+
+    monkeypatch.setattr(Ledger, "append", fails)
+    async with start() as daemon, daemon.connect() as peer:
+        await peer.call("session.create", session_id="a", items=[user("x")])
+        before = await peer.call("session.get", session_id="a")
+        failing = True
+        with pytest.raises(expected) as caught:
+            await peer.call("session.append", session_id="a", items=[user("y")])
+        if expected is StorageError:
+            incidents.append("logged")
+        assert (type(caught.value), caught.value.code) == (expected, 1013)
+        assert SECRET not in str(caught.value.to_wire()) + caplog.text
+        assert await peer.call("session.get", session_id="a") == before
+        failing = False
+        await peer.call("session.append", session_id="a", items=[user("y")])
+        assert len(await peer.items("a")) == 2
+
+
+async def test_a_failing_disk_is_told_to_readers_too(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch, incidents: list[str]
+) -> None:
+    """PROTOCOL.md §6, 1013; methods.py names it for each method that reads."""
+    await peer.call("session.create", session_id="a")
+    failing = sqlite_error(sqlite3.SQLITE_IOERR, "SQLITE_IOERR")
+    from recapd.storage import errors
+
+    for name in ("session", "sessions", "revisions", "page", "events", "operation", "health"):
+        monkeypatch.setattr(SqliteStore, name, raising(errors.StorageError(str(failing))))
+    for method, params in (
+        ("session.list", {}),
+        ("session.get", {"session_id": "a"}),
+        ("session.get", {"session_id": "a", "view": "info"}),
+        ("session.revisions", {"session_id": "a"}),
+        ("session.export", {"session_id": "a"}),
+        ("session.subscribe", {"session_id": "a"}),
+        ("session.events", {"session_id": "a", "since": 0}),
+        ("operation.get", {"operation_id": "op"}),
+        ("operation.cancel", {"operation_id": "op"}),
+        ("server.health", {}),
+    ):
+        incidents.append(method)
+        with pytest.raises(StorageError):
+            await peer.call(method, **params)
+    await peer.call("protocol.ping")
+
+
+async def test_a_subscriber_that_cannot_be_served_from_the_log_is_sent_away(
+    daemon: Daemon, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DESIGN.md promise 4: it resumes by `seq` when it is back; never a gap instead."""
+    from recapd.storage import errors
+
+    await peer.call("session.create", session_id="a")
+    async with daemon.connect() as other:
+        with monkeypatch.context() as patch:
+            patch.setattr(SqliteStore, "events", raising(errors.StorageError("io")))
+            await other.ask("session.subscribe", session_id="a", since="start")
+            (answer,) = await other.until_closed()
+            assert "result" in answer
+    async with daemon.connect() as other:
+        await other.call("session.subscribe", session_id="a", since=0)
+        assert (await other.notice())["method"] == "session.created"
+
+
+# Authority.
+
+NEEDS: list[tuple[str, Message, Scope]] = [
+    ("session.create", {}, "session.write"),
+    ("session.append", {"session_id": "a", "items": [EMPTY]}, "session.write"),
+    ("session.update", {"session_id": "a"}, "session.write"),
+    ("session.list", {}, "session.read"),
+    ("session.get", {"session_id": "a"}, "session.read"),
+    ("session.revisions", {"session_id": "a"}, "session.read"),
+    ("session.export", {"session_id": "a"}, "session.read"),
+    ("session.export", {"session_id": "a", "redact": "none"}, "history.full"),
+    ("session.subscribe", {}, "session.read"),
+    ("session.unsubscribe", {"subscription_id": "s"}, "session.read"),
+    ("session.events", {"session_id": "a", "since": 0}, "session.read"),
+    ("operation.get", {"operation_id": "op"}, "session.read"),
+    ("session.compact", {"session_id": "a"}, "session.compact"),
+    ("operation.cancel", {"operation_id": "op"}, "session.compact"),
+    ("session.delete", {"session_id": "a"}, "session.delete"),
+    ("server.shutdown", {}, "admin"),
+]
+
+
+async def test_a_principal_without_a_scope_is_refused(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PROTOCOL.md §7: checks run on every call; the error names the scope."""
+    scopes: set[Scope] = set(SCOPES)
+
+    def narrowed(uid: int) -> Principal:
+        return Principal(uid, frozenset(scopes))
+
+    monkeypatch.setattr("recapd.daemon.listener.owner", narrowed)
+    async with start() as daemon, daemon.connect() as peer:
+        await peer.call("session.create", session_id="a", items=[user("x")])
+        for method, params, scope in NEEDS:
+            scopes.discard(scope)
+            async with daemon.connect() as weaker:
+                with pytest.raises(Forbidden) as caught:
+                    await weaker.call(method, **params)
+                assert (caught.value.code, caught.value.data) == (1002, {"scope": scope})
+                await weaker.call("protocol.ping")
+                introduced = (await weaker.call("server.info"))["server"]
+                assert introduced["name"] == "recapd"
+            scopes.add(scope)
+        assert await peer.items("a") == [user("x")]
+
+
+# The log.
+
+
+async def test_the_log_has_nothing_of_what_was_said(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    """logs.py; BUGLOG B46: no message text, no ids of clients' making, no paths, at any level."""
+    secrets = {name: f"{SECRET}-{name}" for name in ("item", "title", "cwd", "label", "id", "op")}
+    params: Message = {"session_id": secrets["id"]}
+    async with start() as daemon, daemon.connect() as peer:
+        await peer.call("protocol.initialize", client={"name": SECRET})
+        await peer.call(
+            "session.create",
+            title=secrets["title"],
+            cwd=secrets["cwd"],
+            labels={"l": secrets["label"]},
+            items=[user(secrets["item"])],
+            **params,
+        )
+        for method, more in (
+            ("session.append", {"items": [user(secrets["item"])], "operation_id": secrets["op"]}),
+            ("session.append", {"items": [secrets["item"]]}),
+            ("session.append", {SECRET: 1}),
+            ("session.get", {"cursor": SECRET}),
+            ("session.get", {"revision": 99}),
+            ("session.compact", {"operation_id": secrets["op"] + "2"}),
+            ("session.compact", {"summary": SECRET}),
+            ("session.export", {"format": SECRET}),
+            ("session.subscribe", {}),
+            ("session.delete", {}),
+            (SECRET, {}),
+        ):
+            await peer.answer(await peer.ask(method, **params, **more))
+        await peer.send(b'{"' + SECRET.encode() + b"\n")
+        await peer.send(b"Content-Length: " + SECRET.encode() + b"\n")
+        await peer.rest()
+    assert caplog.records
+    assert SECRET not in caplog.text
+    assert str(daemon.settings.data_dir) not in caplog.text
+    assert os.environ.get("HOME", "/root") + "/" not in caplog.text
+
+
+async def test_a_flood_of_client_mistakes_is_no_flood_of_log_lines(
+    peer: Peer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """BUGLOG B58: what clients do wrong is theirs."""
+    for _ in range(100):
+        await peer.send(b"nonsense\n")
+        await peer.message()
+        await peer.answer(await peer.ask("session.get", session_id="nobody"))
+    assert len(caplog.records) < 10
