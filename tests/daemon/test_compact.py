@@ -400,7 +400,7 @@ async def test_of_eight_compactions_at_once_one_is_made(daemon: Daemon, gate: Ga
         refused = [answer["error"]["data"] for answer in answers if "error" in answer]
         assert (len(results), len(refused)) == (1, 7)
         for data in refused:
-            assert data["reason"] == "compaction_running"
+            assert data["reason"] in ("compaction_running", "nothing_to_compact")
             assert data["operation_id"] == results[0]["operation_id"]
         assert gate.entered == 1
         assert len((await one.call("session.revisions", session_id="a"))["revisions"]) == 1
