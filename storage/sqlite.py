@@ -20,7 +20,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, Concatenate, Final, Literal, NamedTuple, ParamSpec, TypeVar
@@ -168,9 +168,14 @@ async def _close(opened: Sequence[aiosqlite.Connection], *, damaged: bool) -> No
     process would never end.
     """
     deadline = anyio.current_time() + _CLOSE_TIMEOUT_S
-    for connection in opened if damaged else reversed(opened):
+
+    async def close(connection: aiosqlite.Connection) -> None:
         with anyio.CancelScope(deadline=deadline, shield=True), suppress(sqlite3.Error):
             await connection.close()  # the log stays if that fails, and the next start reads it
+
+    async with AsyncExitStack() as stack:  # the last one first, and all, whatever happens
+        for connection in reversed(opened) if damaged else opened:
+            stack.push_async_callback(close, connection)
 
 
 class SqliteStore(Store):
