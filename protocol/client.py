@@ -493,9 +493,11 @@ class Client:
         """The events of one session, or of all: each once and in order, also over lost connections.
 
         `since`: events after this `seq` of the session, from now on, or from the start. `events`:
-        only these. A `RESET` among the notices says that some may be missing. For all sessions
-        `since="now"` goes by the server's clock where the connection was lost before a session's
-        first event; a session that was made and deleted meanwhile is not seen then.
+        only these. A `RESET` among the notices says that some may be missing.
+
+        For all sessions `since="now"` goes by the server's clock where the connection is lost
+        before a session's first event: those of the second before may come, too, and a session that
+        is made and deleted meanwhile is not seen.
 
         Raises what `request` raises; so does the iteration.
         """

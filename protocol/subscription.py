@@ -50,6 +50,10 @@ _QUEUED_MAX: Final = 1000
 
 _LIST_LIMIT: Final = 1000
 
+_COMMIT_TIME: Final = timedelta(seconds=1)
+# An event bears the time at which its change began, so it may be that much older than the
+# subscription and yet have been committed after it.
+
 Call = Callable[[str, Params, OnAnswer | None], Awaitable[msgspec.Raw]]
 
 
@@ -291,9 +295,8 @@ class Subscription:
             self._queue.popleft()
 
     async def _find_unseen(self) -> None:
-        # `updated_after` is exclusive; what happened in the very same millisecond is looked at,
-        # too.
-        after = datetime.fromisoformat(self._begun_at) - timedelta(milliseconds=1)
+        after = datetime.fromisoformat(self._begun_at) - _COMMIT_TIME
+        from_at = after.isoformat(timespec="milliseconds").replace("+00:00", "Z")
         found: list[str] = []
         cursor: str | None = None
         while True:
@@ -312,7 +315,7 @@ class Subscription:
         self._queue.popleft()
         for session_id in reversed(found):
             if session_id not in self._seen:
-                self._queue.appendleft(_Gap(session_id, 0, self._begun_at))
+                self._queue.appendleft(_Gap(session_id, 0, from_at))
 
 
 def _reset(session_id: str) -> Notice:

@@ -803,7 +803,7 @@ class Log:
 
     async def listed(self, *session_ids: str) -> None:
         request = await self.peer.expect("session.list")
-        assert request["params"]["filter"]["updated_after"] == "2026-12-01T09:59:59.999000Z"
+        assert request["params"]["filter"]["updated_after"] == "2026-12-01T09:59:59Z"
         sessions = [msgspec.structs.replace(SESSION, session_id=name) for name in session_ids]
         await self.peer.answer(request, m.ListResult(sessions, None))
 
