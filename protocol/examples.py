@@ -172,12 +172,12 @@ EXAMPLES: Final[dict[str, tuple[m.Params, msgspec.Struct]]] = {
         m.GetResult(
             _SESSION,
             1,
+            None,
+            m.Redaction("none", {}),
             [
                 m.Entry(1, _SESSION.updated_at, _ITEMS[0]),
                 m.Entry(2, _SESSION.updated_at, _ITEMS[1]),
             ],
-            None,
-            m.Redaction("none", {}),
         ),
     ),
     "session.revisions": (

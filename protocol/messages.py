@@ -509,9 +509,9 @@ class GetResult(msgspec.Struct, frozen=True):
 
     session: Session
     revision: int
-    entries: list[Entry] | Raw | UnsetType
     next_cursor: str | None
     redaction: Redaction
+    entries: list[Entry] | Raw | UnsetType = UNSET
 
 
 class RevisionsResult(msgspec.Struct, frozen=True):

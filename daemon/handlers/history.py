@@ -30,7 +30,7 @@ async def get(call: Call, params: m.GetParams) -> m.GetResult:
         if params.revision not in (None, session.revision, *session.archived_revisions):
             raise RevisionUnknown(params.revision)
         revision = session.revision if params.revision is None else params.revision
-        return m.GetResult(wire_session(session), revision, msgspec.UNSET, None, redaction)
+        return m.GetResult(wire_session(session), revision, None, redaction)
     position = cursors.decode(params.cursor, GetPosition)
     if position is not None and (
         (position.session_id, position.order) != (params.session_id, params.order)
@@ -78,7 +78,7 @@ async def get(call: Call, params: m.GetParams) -> m.GetResult:
             )
         )
     entries = msgspec.Raw(b"[%b]" % b",".join(page.entries))
-    return m.GetResult(wire_session(page.session), revision, entries, next_cursor, redaction)
+    return m.GetResult(wire_session(page.session), revision, next_cursor, redaction, entries)
 
 
 async def revisions(call: Call, params: m.SessionParams) -> m.RevisionsResult:

@@ -727,7 +727,7 @@ async def test_entries_come_page_by_page() -> None:
             assert request["params"]["order"] == "desc"
             assert request["params"]["cursor"] == ("next" if cursor is None else None)
             entry = m.Entry(number, "t", msgspec.Raw(b'{"n": 1}'))
-            page = m.GetResult(SESSION, 1, [entry], cursor, m.Redaction("none", {}))
+            page = m.GetResult(SESSION, 1, cursor, m.Redaction("none", {}), [entry])
             text = msgspec.json.encode(page)
             await on.peer.send_bytes(
                 b'{"jsonrpc":"2.0","id":%d,"result":%b}\n' % (request["id"], text)
