@@ -218,15 +218,15 @@ class Compactions:
                     compaction.session_id, compaction.operation_id, stage, done, total
                 )
 
-        history = await self._entries(session, 0)
-        parts = await pipeline.divide(history, compaction.settings, progress)
-        if parts.nothing_to_summarise and not compaction.force:
-            raise NothingToCompact
         # Written while the summary is made; it is of use unless something is appended meanwhile.
         early: Pending[Revision] = Pending()
         self._tasks.start_soon(self._archive, session, compaction.operation_id, early)
         result = b""
         try:
+            history = await self._entries(session, 0)
+            parts = await pipeline.divide(history, compaction.settings, progress)
+            if parts.nothing_to_summarise and not compaction.force:
+                raise NothingToCompact
             plan = await pipeline.prepare(
                 parts,
                 summarise=compaction.summarise,

@@ -44,7 +44,19 @@ _NULL = msgspec.Raw(b"null")
 
 
 class _Head(msgspec.Struct, gc=False):
-    """The members that are looked at, as JSON text: a number of any size may stand in them."""
+    """The members that are looked at. What is no string counts as absent."""
+
+    type: str | None = None
+    role: str | None = None
+    content: msgspec.Raw = _NULL
+    id: str | None = None
+    call_id: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: msgspec.Raw = _NULL
+
+
+class _OddHead(msgspec.Struct, gc=False):
+    """The same as JSON text, for an item in which something stands where a string is usual."""
 
     type: msgspec.Raw = _NULL
     role: msgspec.Raw = _NULL
@@ -56,8 +68,13 @@ class _Head(msgspec.Struct, gc=False):
 
 
 _decode_head = msgspec.json.Decoder(_Head).decode
+_decode_odd_head = msgspec.json.Decoder(_OddHead).decode
 _decode_string = msgspec.json.Decoder(str).decode
 _decode_any = msgspec.json.Decoder(float_hook=str).decode
+
+# Most items of a history are one of these two.
+_USER = ItemFacts(Role.USER, "message")
+_MESSAGE = ItemFacts(Role.OTHER, "message")
 
 
 def item_facts(item: bytes, path: str = "$") -> ItemFacts:
@@ -67,36 +84,56 @@ def item_facts(item: bytes, path: str = "$") -> ItemFacts:
         InvalidItem: the bytes are not one JSON object; the error names it by `path`.
     """
     try:
-        return _facts(_decode_head(item))
+        try:
+            return _facts(_decode_head(item))
+        except msgspec.ValidationError:
+            odd = _decode_odd_head(item)
+            if odd.type != _NULL and _string(odd.type) is None:
+                return ItemFacts(Role.OTHER, "")  # of no type that anybody knows: no message either
+            return _facts(
+                _Head(
+                    _string(odd.type),
+                    _string(odd.role),
+                    odd.content,
+                    _string(odd.id),
+                    _string(odd.call_id),
+                    _string(odd.tool_call_id),
+                    odd.tool_calls,
+                )
+            )
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise InvalidItem(errors=[{"path": path, "expected": "a JSON object"}]) from error
 
 
 def _facts(head: _Head) -> ItemFacts:
-    kind = _string(head.type) or ""
-    if kind == "message" or (head.type == _NULL and _string(head.role) is not None):
+    kind = head.type or ""
+    if kind == "message" or (head.type is None and head.role is not None):
         return _message_facts(head)
-    call_id = _string(head.call_id)
-    if call_id is not None:
+    if head.call_id is not None:
         if kind.endswith("_output"):
-            return ItemFacts(Role.OTHER, kind, outputs=(call_id,))
+            return ItemFacts(Role.OTHER, kind, outputs=(head.call_id,))
         if kind.endswith("_call"):
-            return ItemFacts(Role.OTHER, kind, calls=(call_id,))
-    if kind == "local_shell_call_output" and (own_id := _string(head.id)) is not None:
+            return ItemFacts(Role.OTHER, kind, calls=(head.call_id,))
+    if kind == "local_shell_call_output" and head.id is not None:
         # Its only key in the public API: `id` is the call_id of the call, not an id of its own.
-        return ItemFacts(Role.OTHER, kind, outputs=(own_id,))
+        return ItemFacts(Role.OTHER, kind, outputs=(head.id,))
     return ItemFacts(Role.OTHER, kind)
 
 
 def _message_facts(head: _Head) -> ItemFacts:
-    match _string(head.role):
+    match head.role:
         case "system" | "developer":
             return ItemFacts(Role.INSTRUCTION, "message")
         case "user":
-            reminder = first_text(bytes(head.content)).strip().startswith(REMINDER_TAG)
-            return ItemFacts(Role.REMINDER if reminder else Role.USER, "message")
-        case "tool" if (call_id := _string(head.tool_call_id)) is not None:
-            return ItemFacts(Role.OTHER, "message", outputs=(call_id,))
+            content = bytes(head.content)
+            if b"system-reminder" not in content and b"\\u" not in content:
+                return _USER
+            reminder = first_text(content).strip().startswith(REMINDER_TAG)
+            return ItemFacts(Role.REMINDER, "message") if reminder else _USER
+        case "tool" if head.tool_call_id is not None:
+            return ItemFacts(Role.OTHER, "message", outputs=(head.tool_call_id,))
+        case _ if head.tool_calls == _NULL:
+            return _MESSAGE
         case _:
             return ItemFacts(Role.OTHER, "message", calls=_chat_calls(bytes(head.tool_calls)))
 

@@ -197,14 +197,9 @@ async def list_sessions(call: Call, params: m.ListParams) -> m.ListResult:
             None if position is None else (position.value, position.session_id),
         )
     )
-    page: list[m.Session] = []
-    room_bytes = call.service.settings.item_bytes_max
-    for session in sessions[: params.limit]:
-        page.append(wire_session(session))
-        room_bytes -= len(encode(page[-1])) + 1
-        if room_bytes < 0:
-            page.pop()
-            break
+    page = [wire_session(session) for session in sessions[: params.limit]]
+    while len(encode(page)) > call.service.settings.item_bytes_max:
+        del page[len(page) // 2 :]
     next_cursor = None
     if len(page) < len(sessions):
         last = sessions[len(page) - 1]

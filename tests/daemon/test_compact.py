@@ -12,6 +12,7 @@ import anyio
 import pytest
 from tests.daemon.conftest import WAIT_S, Daemon, Gate, Message, Peer, notification, request, user
 
+from recapd.daemon.compactions import Compactions
 from recapd.protocol.errors import (
     AlreadyCommitted,
     Cancelled,
@@ -620,15 +621,15 @@ async def test_a_compaction_cancelled_during_its_commit_stands(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """DESIGN.md §1: from the commit on a cancel comes too late, and says so."""
-    archive = SqliteStore.archive
+    commit: Any = getattr(Compactions, "_commit")  # noqa: B009  # what cannot be cancelled
     reached, may_go_on = anyio.Event(), anyio.Event()
 
-    async def slow(self: SqliteStore, session: Session, kind: Kind, operation_id: str) -> Revision:
+    async def slow(self: Compactions, *arguments: object) -> object:
         reached.set()
         await may_go_on.wait()
-        return await archive(self, session, kind, operation_id)
+        return await commit(self, *arguments)
 
-    monkeypatch.setattr(SqliteStore, "archive", slow)
+    monkeypatch.setattr(Compactions, "_commit", slow)
     async with start() as daemon, daemon.connect() as peer, daemon.connect() as other:
         await peer.call("session.create", session_id="a", items=[user("x")])
         compact = await peer.ask("session.compact", session_id="a", operation_id="op")
