@@ -10,6 +10,7 @@ What a client can meet besides the error answers of `errors.py`::
 None of them, and nothing here, ever holds what was sent or received.
 """
 
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -135,6 +136,7 @@ class Link:
         self.ended = anyio.Event()
         self.sinks: dict[str, Sink] = {}
         self._stream = stream
+        self._socket: socket.socket = stream.extra(anyio.abc.SocketAttribute.raw_socket)
         self._framer = Framer(framing, frame_bytes_max=hello.limits.frame_bytes)
         self._slots = anyio.Semaphore(hello.limits.in_flight, fast_acquire=True)
         self._depth_max = min(hello.limits.depth, _DEPTH_CHECKED_MAX)
@@ -250,8 +252,16 @@ class Link:
         """Until the stream ends; the fault that ended it, if there was one."""
         while True:
             try:
+                # Waited for here, since anyio's own wait, cancelled in the moment in which something
+                # arrives, sets a future that is done, and the event loop reports a fault of ours.
+                await anyio.wait_readable(self._socket)
                 data = await self._stream.receive(_READ_BYTES)
-            except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            except (
+                anyio.EndOfStream,
+                anyio.BrokenResourceError,
+                anyio.ClosedResourceError,
+                OSError,  # it was closed meanwhile
+            ):
                 return None
             try:
                 for frame in self._framer.receive(data):
