@@ -252,8 +252,8 @@ class Link:
         """Until the stream ends; the fault that ended it, if there was one."""
         while True:
             try:
-                # Waited for here, since anyio's own wait, cancelled in the moment in which something
-                # arrives, sets a future that is done, and the event loop reports a fault of ours.
+                # Waited for here: anyio's own wait, cancelled in the moment in which something
+                # arrives, sets a future that is done, and the loop reports a fault of ours.
                 await anyio.wait_readable(self._socket)
                 data = await self._stream.receive(_READ_BYTES)
             except (
