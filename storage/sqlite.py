@@ -19,7 +19,7 @@ import stat
 import time
 import uuid
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
@@ -34,6 +34,7 @@ from recapd.storage import queries
 from recapd.storage.database import (
     Busy,
     Damaged,
+    Unsafe,
     call,
     checkpoint,
     connect,
@@ -148,8 +149,12 @@ def _make_folder(folder: Path) -> None:
 
 
 class _Connections(NamedTuple):
-    """What is open while a store is, and how many reads are under way on each reader."""
+    """What is open while a store is.
 
+    `place` is what lay at the database's name then: device and inode. `reads` are under way.
+    """
+
+    place: tuple[int, int]
     writer: aiosqlite.Connection
     ledger: Ledger
     archivist: aiosqlite.Connection  # a reader: an archive is written from one long snapshot
@@ -176,6 +181,19 @@ async def _close(opened: Sequence[aiosqlite.Connection], *, damaged: bool) -> No
     async with AsyncExitStack() as stack:  # the last one first, and all, whatever happens
         for connection in reversed(opened) if damaged else opened:
             stack.push_async_callback(close, connection)
+
+
+async def _twice(attempt: Callable[[], Awaitable[T]]) -> T:
+    """The result of an attempt; a second one is made if the first finds damage.
+
+    SQLite calls it damage as well when a page could not be read (SQLITE_IOERR_CORRUPTFS).
+    """
+    try:
+        return await attempt()
+    except sqlite3.Error as error:
+        if not isinstance(storage_error(error), Damaged):
+            raise
+    return await attempt()
 
 
 class SqliteStore(Store):
@@ -215,12 +233,10 @@ class SqliteStore(Store):
         try:
             make_private_file(self._path)
             make_private_folder(self._archives)
-            await refuse_newer(self._path)
+            await _twice(lambda: refuse_newer(self._path))
             self._store_id = store_id
-            self._connections = opened = await self._connect("FULL")
-            named = await call(
-                opened.writer, self._settle, raw(opened.writer), opened.ledger, interrupted
-            )
+            self._connections = opened = await _twice(lambda: self._connect("FULL"))
+            named = await _twice(lambda: call(opened.writer, self._settle, opened, interrupted))
             self._told = await call(opened.writer, opened.ledger.last_ordinal)
             self.swept = archives.sweep(self._archives, named)
         except CommitFailed as error:
@@ -238,6 +254,7 @@ class SqliteStore(Store):
             opened.append(await connect(self._path, writer=True))
             while len(opened) < 2 + _READERS:
                 opened.append(await connect(self._path, writer=False))
+            place = self._place()
             writer, archivist, *readers = opened
             ledger = await call(writer, self._begin, raw(writer), extent)
             # SQLite made -wal and -shm by now; their names last as long as the database needs them.
@@ -246,7 +263,7 @@ class SqliteStore(Store):
             damaged = isinstance(error, sqlite3.Error) and isinstance(storage_error(error), Damaged)
             await _close(opened, damaged=damaged)
             raise
-        return _Connections(writer, ledger, archivist, readers, [0] * _READERS)
+        return _Connections(place, writer, ledger, archivist, readers, [0] * _READERS)
 
     def _begin(self, db: sqlite3.Connection, extent: Literal["FULL", "TRUNCATE"]) -> Ledger:
         self._store_id = migrate(db, self._store_id)
@@ -266,7 +283,7 @@ class SqliteStore(Store):
 
     async def _reconnect(self) -> _Connections:
         try:
-            opened = await self._connect("TRUNCATE")
+            opened = await _twice(lambda: self._connect("TRUNCATE"))
             try:
                 # What was made while nobody could say so.
                 reader = opened.readers[0]
@@ -287,14 +304,15 @@ class SqliteStore(Store):
                 await opened.close(damaged=self._damaged is not None)
 
     @staticmethod
-    def _settle(db: sqlite3.Connection, ledger: Ledger, interrupted: bytes) -> set[tuple[str, int]]:
+    def _settle(opened: _Connections, interrupted: bytes) -> set[tuple[str, int]]:
         """End what an earlier life left. Returns session id and revision of each archive."""
+        db = raw(opened.writer)
         unfinished = db.execute(
             "SELECT EXISTS (SELECT 1 FROM operations WHERE status = 'running')"
             " OR EXISTS (SELECT 1 FROM sessions WHERE durability = 'transient')"
         ).fetchone()
         if unfinished != (0,):
-            ledger.run(
+            opened.ledger.run(
                 [
                     lambda ledger: ledger.settle(interrupted, {"reason": "interrupted"}),
                     lambda ledger: ledger.delete_transient(),
@@ -317,6 +335,10 @@ class SqliteStore(Store):
         self._closed = True
         with anyio.CancelScope(shield=True):
             await self._disconnect()
+
+    def _place(self) -> tuple[int, int]:
+        status = self._path.lstat()
+        return status.st_dev, status.st_ino
 
     def _has_archive(self, session_id: str, archive: Revision) -> bool:
         path = archives.archive_path(self._archives, session_id, archive.revision)
@@ -399,7 +421,7 @@ class SqliteStore(Store):
         except StorageError as error:
             return [error] * len(changes)
         try:
-            outcomes, events = await call(opened.writer, opened.ledger.run, changes)
+            outcomes, events = await _twice(lambda: call(opened.writer, self._run, opened, changes))
         except CommitFailed as error:
             return await self._establish(error)
         except (sqlite3.Error, OSError) as error:
@@ -409,10 +431,17 @@ class SqliteStore(Store):
         else:
             self._publish(events)
             return outcomes
-        if len(changes) == 1 or isinstance(failure, Damaged | Busy):
+        if len(changes) == 1 or isinstance(failure, Damaged | Busy | Unsafe):
             return [failure] * len(changes)
         # One of them cannot be made; the others shall not pay for it.
         return [outcome for change in changes for outcome in await self._transact([change])]
+
+    def _run(
+        self, opened: _Connections, changes: Sequence[Change]
+    ) -> tuple[list[Outcome], list[Event]]:
+        if self._place() != opened.place:  # what is written to it now would be lost
+            raise Unsafe(f"{self._path.name} was put in another's place")
+        return opened.ledger.run(changes)
 
     def _publish(self, events: Sequence[Event]) -> None:
         if events:
@@ -442,7 +471,7 @@ class SqliteStore(Store):
         if failed.ordinal is None:  # it left no trace in the event log either way
             return [OutcomeUnknown()] * len(failed.outcomes)
         if self._told < failed.ordinal:
-            return [self._judge(failed.error)] * len(failed.outcomes)
+            return [storage_error(failed.error)] * len(failed.outcomes)
         for session_id, revision in failed.removed:
             await anyio.to_thread.run_sync(self._unlink, session_id, revision)
         return failed.outcomes
@@ -533,8 +562,9 @@ class SqliteStore(Store):
     async def archive(self, session: Session, kind: Kind, operation_id: str) -> Revision:
         archivist = (await self._connected()).archivist
         try:
-            return await call(
-                archivist, self._write_archive, raw(archivist), session, kind, operation_id
+            db = raw(archivist)
+            return await _twice(
+                lambda: call(archivist, self._write_archive, db, session, kind, operation_id)
             )
         except (sqlite3.Error, OSError, Damaged) as error:
             raise self._judge(error) from error
@@ -602,7 +632,7 @@ class SqliteStore(Store):
         reader = opened.readers[index]
         reads[index] += 1
         try:
-            return await call(reader, function, raw(reader), *args, **kwargs)
+            return await _twice(lambda: call(reader, function, raw(reader), *args, **kwargs))
         except (sqlite3.Error, OSError, Damaged) as error:
             raise self._judge(error) from error
         finally:

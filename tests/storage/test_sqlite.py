@@ -759,7 +759,7 @@ async def test_a_database_that_is_found_damaged_while_sweeping_does_not_stop_the
     folder: Path, compact: Compact, interfere: Interfere
 ) -> None:
     """DESIGN.md §3: the event loop goes on, and the damage is told."""
-    damage = failing(database_error(sqlite3.SQLITE_CORRUPT))
+    damage = failing(database_error(sqlite3.SQLITE_CORRUPT), times=2)
     swept = anyio.Event()
     token = anyio.lowlevel.current_token()
 
@@ -780,6 +780,45 @@ async def test_a_database_that_is_found_damaged_while_sweeping_does_not_stop_the
                 await store.append("s", [ITEM]).wait()
             assert (await store.health()).damaged
             assert len(await entries(store, "s")) >= 1
+
+
+async def test_damage_that_is_seen_once_was_a_page_that_could_not_be_read(
+    folder: Path, interfere: Interfere
+) -> None:
+    """Promise 13: SQLite says the same of a read that failed; service goes on behind it."""
+    async with open_store(folder) as store:
+        heard = listen(store)
+        await store.create(NewSession("s"), [ITEM]).wait()
+        for statement in ("SELECT json_array", "SELECT line", "INSERT INTO entries"):
+            interfere(statement, failing(database_error(sqlite3.SQLITE_CORRUPT)))
+            assert len(await entries(store, "s")) == 1
+        await store.append("s", [ITEM]).wait()
+        interfere("SELECT line", failing(database_error(sqlite3.SQLITE_CORRUPT)))
+        await store.archive(await store.session("s"), "rewind", "o")
+        assert (await store.health()).writable
+        assert len(await entries(store, "s")) == 2
+        await assert_told_once(store, heard)
+    for statement in ("PRAGMA user_version", "PRAGMA journal_mode", "SELECT store_id", "SELECT EX"):
+        interfere(statement, failing(database_error(sqlite3.SQLITE_CORRUPT)))
+        async with open_store(folder) as store:
+            assert len(await entries(store, "s")) == 2
+
+
+@pytest.mark.parametrize("what", ["removed", "replaced"])
+async def test_nothing_is_acknowledged_when_the_database_is_not_in_its_place_any_more(
+    folder: Path, what: str
+) -> None:
+    """Promise 1: it would be lost with the file; as when a backup is put back under a daemon."""
+    async with open_store(folder) as store:
+        session = await store.create(NewSession("s"), [ITEM]).wait()
+        shutil.copy(folder / "store.db", folder / "backup")
+        (folder / "store.db").unlink()
+        if what == "replaced":
+            (folder / "backup").rename(folder / "store.db")
+        for pending in [store.append("s", [ITEM]) for _ in range(3)]:
+            with pytest.raises(StorageError):
+                await pending.wait()
+        assert await store.session("s") == session
 
 
 # Reading.
