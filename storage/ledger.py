@@ -313,13 +313,19 @@ class Ledger:
         )
         if not inserted.rowcount:
             raise SessionExists
-        row = self._row(session_id)
+        key, seq = inserted.lastrowid or 0, 0
         tombstone = db.execute(
-            "DELETE FROM tombstones WHERE session_id = ? RETURNING key, seq", (session_id,)
+            "SELECT key, seq FROM tombstones WHERE session_id = ?", (session_id,)
         ).fetchone()
         if tombstone is not None:
-            deleted_key, row.seq = tombstone
-            db.execute("UPDATE events SET key = ? WHERE key = ?", (row.key, deleted_key))
+            deleted_key, seq = tombstone
+            db.execute("UPDATE events SET key = ? WHERE key = ?", (key, deleted_key))
+            db.execute("DELETE FROM tombstones WHERE key = ?", (deleted_key,))
+        names = session_id, new.title, new.cwd, new.labels
+        zeros = 0, 0, 0, 0, 0, 0
+        row = self._rows[session_id] = SessionRow(
+            key, *names, self._now, self._now, new.durability, "active", *zeros, 1, seq, None, ()
+        )
         self._event(row, "session.created", operation_id)
         if items:
             self._add_items(row, items)
