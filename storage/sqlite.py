@@ -211,7 +211,7 @@ class SqliteStore(Store):
         self._work = anyio.Event()
         self._finishing = False
         self._closed = False
-        self._batches = 0
+        self._batches = 0  # tried so far
         self._connections: _Connections | None = None
         self._opening = anyio.Lock()
         self._damaged: str | None = None  # in what
@@ -349,9 +349,10 @@ class SqliteStore(Store):
         return stat.S_ISREG(status.st_mode) and status.st_size == archive.bytes
 
     def _unlink(self, session_id: str, revision: int) -> None:
-        path = archives.archive_path(self._archives, session_id, revision)
         # The folder is not empty yet, or the disk fails: the next start sweeps what no row names.
-        with suppress(OSError):
+        # Nothing may be raised behind a commit, or it would be taken for not made.
+        with suppress(OSError, MemoryError):
+            path = archives.archive_path(self._archives, session_id, revision)
             path.unlink(missing_ok=True)
             path.parent.rmdir()
             self._synced.discard(path.parent)
@@ -406,7 +407,6 @@ class SqliteStore(Store):
             seen = self._batches
 
     async def _make(self, batch: Sequence[tuple[Change, Pending[Any]]]) -> None:
-        self._batches += 1
         outcomes = await self._transact([change for change, _ in batch])
         for (_, pending), outcome in zip(batch, outcomes, strict=True):
             _tell(pending.reject if isinstance(outcome, Exception) else pending.resolve, outcome)
@@ -414,6 +414,7 @@ class SqliteStore(Store):
     async def _transact(self, changes: Sequence[Change]) -> list[Outcome]:
         """Make the changes, durable, and tell of their events. Returns an outcome for each."""
         failure: Exception
+        self._batches += 1
         try:
             if self._damaged is not None:
                 raise Damaged(self._damaged)

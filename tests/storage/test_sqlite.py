@@ -322,6 +322,30 @@ async def test_archives_go_with_a_session_whose_deletion_answered_with_an_error(
         assert os.listdir(folder / "archives") == []
 
 
+async def test_an_archive_that_cannot_be_removed_does_not_undo_the_deletion(
+    folder: Path, compact: Compact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PROMISES.md, design rule 3: the commit first, the unlink after; the next start sweeps."""
+    async with open_store(folder) as store:
+        heard = listen(store)
+        await store.create(NewSession("s"), [ITEM]).wait()
+        await compact(store, "s", "o")
+
+        def fail(*_: object, **__: object) -> None:
+            raise MemoryError
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "unlink", fail)
+            deleted, created = store.delete("s"), store.create(NewSession("t"))
+            assert await deleted.wait() is True
+            await created.wait()
+        assert [event.method for event in heard[-2:]] == ["session.deleted", "session.created"]
+        with pytest.raises(UnknownSession):
+            await store.session("s")
+    async with open_store(folder) as store:
+        assert store.swept == 1
+
+
 # A full disk.
 
 
