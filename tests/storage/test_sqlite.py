@@ -2,12 +2,14 @@
 
 import asyncio
 import gc
+import hashlib
 import os
 import shutil
 import sqlite3
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -614,6 +616,37 @@ async def test_a_damaged_archive_is_an_error_that_names_it_and_the_session_goes_
         await store.append("s", [ITEM]).wait()
         assert len(await entries(store, "s")) == 1
         assert not (await store.health()).damaged
+
+
+@pytest.mark.parametrize(("settled_ns", "verified"), [(1 << 60, [1, 2, 3, 4]), (-1, [1, 1, 2, 2])])
+async def test_an_archive_is_verified_at_the_first_read_and_when_it_may_have_been_touched(
+    folder: Path,
+    compact: Compact,
+    monkeypatch: pytest.MonkeyPatch,
+    settled_ns: int,
+    verified: list[int],
+) -> None:
+    """STYLE.md rule 12. Its times tell of a touch, but not of a second one within the same tick."""
+    monkeypatch.setattr("recapd.storage.sqlite._SETTLED_NS", settled_ns)
+    count = 0
+    real = hashlib.file_digest
+
+    def digest(*args: Any) -> Any:
+        nonlocal count
+        count += 1
+        return real(*args)
+
+    async with open_store(folder) as store:
+        await store.create(NewSession("s"), [ITEM]).wait()
+        await compact(store, "s", "a")
+        monkeypatch.setattr(hashlib, "file_digest", digest)
+        seen: list[int] = []
+        for touch in (False, False, True, False):
+            if touch:
+                os.utime(archive_path(folder / "archives", "s", 1), ns=(1, 1))
+            assert len(await entries(store, "s", 1)) == 1
+            seen.append(count)
+        assert seen == verified
 
 
 async def test_an_archive_that_fails_its_disk_is_not_called_missing(
