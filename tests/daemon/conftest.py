@@ -297,12 +297,15 @@ def incidents() -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-def _no_errors_logged(caplog: pytest.LogCaptureFixture, incidents: list[str]) -> Generator[None]:
+def _no_errors_logged(
+    request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture, incidents: list[str]
+) -> Generator[None]:
     """A daemon logs an error only where a test has provoked one, and says so by `incidents`."""
     caplog.set_level(logging.DEBUG, logger="recapd")
     yield
     logged = [record.getMessage() for record in caplog.get_records("call") if record.levelno >= 40]
-    assert len(logged) == len(incidents), logged
+    if request.node.get_closest_marker("xfail") is None:
+        assert len(logged) == len(incidents), logged
 
 
 class Gate:

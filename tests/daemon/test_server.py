@@ -4,13 +4,16 @@ import os
 import re
 import signal
 import socket
+import sqlite3
 import threading
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 import pytest
+from msgspec import structs
 from tests.daemon.conftest import WAIT_S, Daemon, Gate, Message, Peer, request, user
 
 from recapd.daemon.config import Settings
@@ -22,6 +25,8 @@ from recapd.protocol.errors import (
     UnsupportedProtocol,
 )
 from recapd.protocol.methods import METHODS, NOTIFICATIONS, SCOPES
+from recapd.storage.sqlite import SqliteStore
+from recapd.storage.store import StoreHealth
 
 Start = Callable[..., AbstractAsyncContextManager[Daemon]]
 
@@ -155,6 +160,29 @@ async def test_health_warns_with_a_hint_when_the_disk_is_almost_full(
     (warning,) = health["warnings"]
     assert warning["reason"] == "disk_almost_full"
     assert warning["hint"]
+
+
+async def test_health_warns_when_the_database_fails(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PROTOCOL.md §3: each warning has a reason and a hint."""
+    damaged = StoreHealth(False, True, 1, 1 << 30, 1 << 40, 7)
+    closed = structs.replace(damaged, damaged=False, log_bytes=0)
+    states = [damaged, closed]
+    found: list[list[str]] = []
+
+    async def in_turn(_: SqliteStore) -> StoreHealth:
+        return states.pop(0)
+
+    monkeypatch.setattr(SqliteStore, "health", in_turn)
+    for _ in "12":
+        answer = await peer.call("server.health")
+        assert answer["ok"] is False
+        assert answer["database"]["writable"] is False
+        assert answer["queues"]["waiting_changes"] == 7
+        assert all(warning["hint"] for warning in answer["warnings"])
+        found.append([warning["reason"] for warning in answer["warnings"]])
+    assert found == [["database_damaged", "log_large"], ["database_unavailable"]]
 
 
 class _Usage:
@@ -316,8 +344,10 @@ async def test_a_daemon_leaves_no_thread_behind(start: Start) -> None:
         ids = [await peer.ask("session.compact", session_id=name) for name in "abcd"]
         for id in ids:
             await peer.result(id)
-    workers = [one.name for one in threading.enumerate() if "AnyIO" not in one.name]
-    assert workers == ["MainThread"]
+    for thread in threading.enumerate():
+        if thread is not threading.main_thread() and "AnyIO" not in thread.name:
+            await anyio.to_thread.run_sync(thread.join, WAIT_S)  # it may be on its last step
+            assert not thread.is_alive(), thread.name
 
 
 # Starting.
@@ -432,6 +462,23 @@ async def test_a_folder_that_others_may_write_to_is_refused(folder: Path, mode: 
     settings = Settings(data_dir=folder / "data", socket=folder / "rpc.sock")
     assert await serve(settings, ready=_never) is ExitCode.CANNOT_SERVE
     assert list((folder / "data").iterdir()) == []
+
+
+async def test_a_store_of_a_newer_version_is_refused_and_left_as_it_is(
+    start: Start, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """PROMISES.md R8."""
+    async with start():
+        pass
+    path = folder / "data" / "store.db"
+    with sqlite3.connect(path) as database:
+        database.execute("PRAGMA user_version = 99")
+    database.close()
+    before = path.read_bytes()
+    settings = Settings(data_dir=folder / "data", socket=folder / "rpc.sock")
+    assert await serve(settings, ready=_never) is ExitCode.CANNOT_SERVE
+    assert path.read_bytes() == before
+    assert capsys.readouterr().err == "recapd: the store was made by a newer recapd\n"
 
 
 @pytest.mark.parametrize("damage", [b"not a database" * 1000, b"\0" * 4096])
