@@ -240,6 +240,29 @@ async def test_secrets_do_not_reach_a_summary(start: Start) -> None:
         assert key in json.dumps(await peer.items("b"))
 
 
+@pytest.mark.parametrize("characters", range(1000, 1011))
+async def test_a_shortened_text_is_never_cut_through_a_character(
+    start: Start, characters: int
+) -> None:
+    """BUGLOG B44: 100 kB of emoji in a tool output, shortened at every offset."""
+    output = "\U0001f469\u200d\U0001f4bb" * 10_000
+    items: list[Message] = [
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": output},
+    ]
+    async with start(summary_characters_max=characters) as daemon, daemon.connect() as peer:
+        await peer.call("session.create", session_id="a", items=items)
+        await peer.call("session.compact", session_id="a")
+        await peer.say(request("raw", "session.get", session_id="a"))
+        frame = await peer.frame()
+        assert b"\\ud8" not in frame
+        (entry,) = json.loads(frame.decode("utf-8", "strict"))["result"]["entries"]
+        text = entry["item"]["content"][0]["text"]
+        text.encode()
+        assert len(text) < characters + 200
+        assert await peer.items("a", revision=1) == items
+
+
 # What stays.
 
 

@@ -106,7 +106,7 @@ async def test_jsonl_is_one_item_a_line(peer: Peer, redact: str) -> None:
 
 async def test_jsonl_keeps_the_bytes_that_were_sent(peer: Peer) -> None:
     """DESIGN.md promise 6."""
-    item = rb'{"role":"user" ,"content":"\u00e9\/ \ud83d\ude00","n":1.0,"n":2e5,"x":{}}'
+    item = rb'{"role":"user" ,"content":"\u00e9\/ \ud83d\ude00 \u0000 \\u0000","n":1.0,"n":2e5}'
     await peer.call("session.create", session_id="a")
     await peer.send(
         b'{"jsonrpc":"2.0","id":1,"method":"session.append","params":{"session_id":"a","items":[%b]}}\n'

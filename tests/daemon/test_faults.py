@@ -235,6 +235,42 @@ async def test_a_failing_disk_is_told_and_the_session_is_as_it_was(
         assert len(await peer.items("a")) == 2
 
 
+@pytest.mark.parametrize(
+    ("method", "change", "params"),
+    [
+        ("session.create", "create", {"session_id": "b"}),
+        ("session.append", "append", {"session_id": "a", "items": [EMPTY]}),
+        ("session.update", "update", {"session_id": "a", "title": "t"}),
+        ("session.compact", "begin", {"session_id": "a"}),
+        ("session.delete", "delete", {"session_id": "a"}),
+    ],
+)
+async def test_a_full_disk_is_told_whatever_was_to_be_changed(
+    start: Start, monkeypatch: pytest.MonkeyPatch, method: str, change: str, params: Message
+) -> None:
+    """PROTOCOL.md §6, `storage_full`; the very same request succeeds when there is room."""
+    change_it = getattr(Ledger, change)
+    failing = True
+
+    def fails(self: Ledger, *arguments: Any) -> Any:
+        done = change_it(self, *arguments)
+        if failing:
+            raise OSError(errno.ENOSPC, SECRET)
+        return done
+
+    async with start() as daemon, daemon.connect() as peer:
+        await peer.call("session.create", session_id="a", items=[user("x")])
+        before = await peer.call("session.list")
+        with monkeypatch.context() as patch:
+            patch.setattr(Ledger, change, fails)
+            with pytest.raises(StorageFull) as caught:
+                await peer.call(method, operation_id="op", **params)
+            assert caught.value.retryable is True
+            assert await peer.call("session.list") == before
+            failing = False
+            assert "replayed" not in await peer.call(method, operation_id="op", **params)
+
+
 async def test_a_failing_disk_is_told_to_readers_too(
     peer: Peer, monkeypatch: pytest.MonkeyPatch, incidents: list[str]
 ) -> None:

@@ -197,6 +197,8 @@ async def test_the_largest_item_goes_in_and_out_by_every_way(start: Start) -> No
         with pytest.raises(ItemTooLarge) as caught:
             await peer.call("session.append", session_id="a", items=items)
         assert caught.value.data == {"index": 1, "limit_bytes": limit}
+        with pytest.raises(ItemTooLarge):
+            await peer.call("session.create", session_id="b", items=items)
         assert await peer.items("a") == []
         await peer.call("session.append", session_id="a", items=[item])
         await peer.call("session.append", session_id="a", items=[user("y")])

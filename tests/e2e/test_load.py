@@ -1,7 +1,10 @@
 """A long history is compacted while many append (DESIGN.md promises 4 and 8)."""
 
+import os
+import resource
 import sqlite3
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ from tests.e2e.conftest import WAIT_S, Process, Serve
 
 from recapd.protocol import messages as m
 from recapd.protocol.client import Client
+from recapd.protocol.errors import StorageError
 
 
 def text_item(text: str) -> bytes:
@@ -229,3 +233,43 @@ async def test_reading_and_restarting_stores_nothing_again(serve: Serve, folder:
                     assert len([entry async for entry in client.pages("a")]) == 100
         sizes.append(size_bytes())
     assert max(sizes[1:]) - sizes[0] <= 4096
+
+
+async def test_a_daemon_out_of_descriptors_goes_on_for_those_it_has(serve: Serve) -> None:
+    """PROMISES.md F4: what is under way ends, and new clients are served when there is room."""
+    async with serve() as process, process.connect() as client:
+        await client.request("session.create", m.CreateParams(session_id="a"))
+        open_now = len(os.listdir(f"/proc/{process.process.pid}/fd"))
+        _, hard = resource.prlimit(process.process.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(process.process.pid, resource.RLIMIT_NOFILE, (open_now + 6, hard))
+        async with AsyncExitStack() as stack:
+            crowd = [
+                await stack.enter_async_context(await anyio.connect_unix(process.socket))
+                for _ in range(30)
+            ]
+            for number in range(20):
+                item = msgspec.Raw(text_item(str(number)))
+                append = m.AppendParams(session_id="a", items=[item])
+                await client.request("session.append", append)
+            info = await client.request("session.get", m.GetParams(session_id="a", limit=1))
+            assert info.session.entries == 20
+            # With no descriptor left there is no archive either: it says so, and nothing is lost.
+            try:
+                await client.request("session.compact", m.CompactParams(session_id="a"))
+            except StorageError:
+                pass
+            for stream in crowd[:25]:
+                await stream.aclose()
+            with anyio.fail_after(WAIT_S):
+                while True:  # until it has noticed that they have gone
+                    try:
+                        params = m.CompactParams(session_id="a", force=True)
+                        result = await client.request("session.compact", params)
+                        break
+                    except StorageError:
+                        await client.request("protocol.ping")
+            assert result.session.generation >= 1
+        async with process.connect() as another:
+            await another.request("protocol.ping")
+        assert " accept: EMFILE" in process.said()
+        assert "Traceback" not in process.said()
