@@ -140,6 +140,16 @@ class Compactions:
         """The compaction of that id, while it runs in this process."""
         return self._running.get(operation_id)
 
+    async def end_all_of(self, session_id: str) -> None:
+        """Cancel what runs for a session that was deleted, until it has ended and left no file.
+
+        Only within the session's exclusive turn, where none can be committing or begin.
+        """
+        for compaction in list(self._running.values()):
+            if compaction.session_id == session_id:
+                compaction.scope.cancel()
+                await compaction.ended.settled()
+
     def cancel_all(self) -> None:
         """Cancel those that have not reached their commit."""
         for compaction in self._running.values():

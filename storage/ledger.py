@@ -498,6 +498,16 @@ class Ledger:
 
     # Housekeeping.
 
+    def discard_archive(self, session_id: str, revision: int) -> None:
+        """Remove the file of an archive, unless a row names it."""
+        named = self._db.execute(
+            "SELECT 1 FROM archives JOIN sessions USING (key)"
+            " WHERE session_id = ? AND archives.revision = ?",
+            (session_id, revision),
+        ).fetchone()
+        if named is None:
+            self._unlink(session_id, revision)
+
     def _erase(self, on: bool) -> None:
         """Whether what is removed from now on is overwritten."""
         self._db.execute(f"PRAGMA secure_delete={'ON' if on else 'OFF'}").fetchall()

@@ -606,17 +606,8 @@ class SqliteStore(Store):
         )
 
     async def discard_archive(self, session_id: str, revision: int) -> None:
-        def is_named(db: sqlite3.Connection) -> bool:
-            found = db.execute(
-                "SELECT 1 FROM archives JOIN sessions USING (key)"
-                " WHERE session_id = ? AND archives.revision = ?",
-                (session_id, revision),
-            )
-            return found.fetchone() is not None
-
-        with suppress(StorageError):
-            if not await self._read(is_named):
-                await anyio.to_thread.run_sync(self._unlink, session_id, revision)
+        # In the writer's turn: no row can come to name it between the look and the removal.
+        await self._submit(lambda ledger: ledger.discard_archive(session_id, revision)).settled()
 
     # Reads.
 

@@ -170,6 +170,10 @@ async def delete(call: Call, params: m.DeleteParams) -> object:
         )
         with anyio.CancelScope(shield=True):  # it was handed over: its outcome is the answer
             await pending.settled()
+            # Before a session of the same id can be made: what still ran for the old one would
+            # take the new one's archive for its own.
+            if not pending.failed and pending.result() is True:
+                await service.compactions.end_all_of(params.session_id)
     return _answer(_delete_result)(pending.result())
 
 

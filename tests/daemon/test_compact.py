@@ -544,7 +544,6 @@ async def test_a_session_deleted_meanwhile_takes_its_compaction_with_it(
             assert (await peer.call("session.get", session_id="a"))["session"]["busy"] is False
 
 
-@pytest.mark.xfail(reason="a discard does not know whose archive it is", strict=False)
 async def test_a_compaction_that_ends_late_leaves_the_archive_of_the_next_alone(
     peer: Peer, gate: Gate
 ) -> None:
