@@ -16,7 +16,7 @@ from anyio.abc import TaskGroup
 
 from recapd.daemon.actor import Actors
 from recapd.daemon.compaction import pipeline
-from recapd.daemon.compaction.summarise import Summariser
+from recapd.daemon.compaction.summarise.base import Summariser
 from recapd.daemon.dispatch import rpc_error
 from recapd.daemon.redaction import Redactor
 from recapd.daemon.signal import Signal
@@ -393,6 +393,7 @@ def _result(
         carried_over=carried_over,
         reminder_entry_id=reminder_entry_id,
         quality=plan.quality,
-        attempts=1,
+        attempts=len(plan.attempts),
+        attempt_log=list(plan.attempts),
         redactions=dict(compaction.redactor.counts) if compaction.redactor else {},
     )

@@ -49,6 +49,10 @@ they never hold input, paths or exception text. What varies travels in `data`.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self, TypedDict, cast
 
+import msgspec
+
+from recapd.protocol.messages import Attempt
+
 
 class Expectation(TypedDict):
     """What was expected at one place of the parameters, e.g. `$.items[3]` and `object`."""
@@ -313,7 +317,10 @@ class CompactionError(RpcError):
 
 
 class CompactionFailed(CompactionError):
-    """A stage failed; `provider_status` is the HTTP status where a model was asked."""
+    """A stage failed; `provider_status` is the HTTP status where a model was asked.
+
+    Every attempt to ask one stands in `attempt_log`.
+    """
 
     reason = "compaction_failed"
     text = "The compaction failed; the history is unchanged."
@@ -326,6 +333,7 @@ class CompactionFailed(CompactionError):
         retryable: bool = False,
         retry_after_ms: int | None = None,
         hint: str | None = None,
+        attempts: Sequence[Attempt] = (),
     ) -> None:
         super().__init__(
             hint=hint,
@@ -333,7 +341,13 @@ class CompactionFailed(CompactionError):
             stage=stage,
             provider_status=provider_status,
             retry_after_ms=retry_after_ms,
+            attempt_log=msgspec.to_builtins(attempts) if attempts else None,
         )
+
+    @property
+    def attempts(self) -> tuple[Attempt, ...]:
+        """The attempts to ask a model, first to last."""
+        return msgspec.convert(self.data.get("attempt_log", ()), tuple[Attempt, ...])
 
 
 class Superseded(CompactionError):

@@ -528,8 +528,33 @@ class AppendResult(MutationResult, frozen=True):
     warnings: list[AppendWarning]
 
 
+class Usage(msgspec.Struct, frozen=True):
+    """What a provider said that an attempt took; null where it did not say."""
+
+    input_tokens: int | None = None
+    cached_tokens: int | None = None  # of the input
+    output_tokens: int | None = None
+
+
+class Attempt(msgspec.Struct, frozen=True):
+    """One attempt to get an answer of a model. `status` is `ok` or the reason why it was none.
+
+    `provider_status` is the HTTP status, `provider_code` the provider's own word for an error.
+    """
+
+    provider: str
+    status: str
+    provider_status: int | None
+    provider_code: str | None
+    duration_ms: int
+    usage: Usage = Usage()
+
+
 class CompactResult(MutationResult, frozen=True):
-    """With `wait: false` only `operation_id`, `status` and `session` are there."""
+    """With `wait: false` only `operation_id`, `status` and `session` are there.
+
+    `attempts` is the number of attempts to ask a model, each of them listed in `attempt_log`.
+    """
 
     operation_id: str
     status: Literal["running", "completed"]
@@ -544,6 +569,7 @@ class CompactResult(MutationResult, frozen=True):
     reminder_entry_id: int | UnsetType = UNSET
     quality: str | UnsetType = UNSET
     attempts: int | UnsetType = UNSET
+    attempt_log: list[Attempt] | UnsetType = UNSET
     redactions: dict[str, int] | UnsetType = UNSET
 
 

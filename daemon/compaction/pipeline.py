@@ -19,8 +19,9 @@ import anyio.to_thread
 
 from recapd.daemon.compaction.partition import Partition, Reminders, partition
 from recapd.daemon.compaction.reminder import reminder_item
-from recapd.daemon.compaction.summarise import (
+from recapd.daemon.compaction.summarise.base import (
     SUMMARY_CHARACTERS_MAX,
+    Quality,
     Source,
     Summariser,
     accept,
@@ -28,6 +29,7 @@ from recapd.daemon.compaction.summarise import (
 from recapd.daemon.compaction.tokens import TokenCount, count_tokens_of
 from recapd.protocol.errors import ResultTooLarge
 from recapd.protocol.items import ItemFacts, item_facts
+from recapd.protocol.messages import Attempt
 from recapd.storage.entry import Entry, Reminder
 
 SLICE_BYTES = 1_000_000
@@ -48,7 +50,9 @@ class Settings:
 
 
 class Progress(Protocol):
-    """Is told how far a stage is: `partition` in entries, `summarise` and `check` 0 or 1 of 1."""
+    """Is told how far a stage is: `partition` in entries, `check` 0 or 1 of 1; `summarise` too,
+    and between in characters of answers where a model is asked.
+    """
 
     def __call__(self, stage: str, done: int, total: int) -> None: ...
 
@@ -63,7 +67,8 @@ class Plan:
 
     parts: Partition
     summary: str
-    quality: str
+    quality: Quality
+    attempts: tuple[Attempt, ...]  # to ask a model
     tokens_after: TokenCount  # of what `build` makes, without `carried`
 
     def build(
@@ -141,15 +146,21 @@ async def prepare(
         ResultTooLarge: more than `context_limit` tokens; `data` has the `parts` they come from.
     """
     source = Source(
-        parts.instructions, parts.reminders, parts.body, settings.summary_characters_max, redact
+        parts.instructions,
+        parts.reminders,
+        parts.body,
+        settings.summary_characters_max,
+        redact,
+        partial(progress, "summarise"),
     )
     progress("summarise", 0, 1)
-    summary = accept(await summarise(source))
+    summary = await summarise(source)
+    text = accept(summary.text)
     progress("summarise", 1, 1)
     progress("check", 0, 1)
-    tokens_after = await _check(parts, reminder_item(summary, archived_revision), settings)
+    tokens_after = await _check(parts, reminder_item(text, archived_revision), settings)
     progress("check", 1, 1)
-    return Plan(parts, summary, summarise.quality, tokens_after)
+    return Plan(parts, text, summary.quality, summary.attempts, tokens_after)
 
 
 async def compact_entries(

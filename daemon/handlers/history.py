@@ -7,7 +7,9 @@ import msgspec
 
 from recapd.daemon import cursors
 from recapd.daemon.compaction import pipeline
-from recapd.daemon.compaction.summarise import OfflineSummariser, Summariser, given_summary
+from recapd.daemon.compaction.summarise.base import Summariser
+from recapd.daemon.compaction.summarise.given import given_summary
+from recapd.daemon.compaction.summarise.offline import OfflineSummariser
 from recapd.daemon.connection import Call
 from recapd.daemon.cursors import GetPosition
 from recapd.daemon.export import export_chunk

@@ -1,20 +1,15 @@
-"""Summarisers: from what a compaction takes away to the text in its place (PROTOCOL.md §5.2)."""
+"""The summary without a model: the transcript, shortened."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache
-from typing import Protocol
 
 import anyio.to_thread
 
 from recapd.daemon.compaction.partition import is_only_reminder
+from recapd.daemon.compaction.summarise.base import Source, Summariser, Summary
 from recapd.daemon.compaction.transcript import render, shorten, spaced
-from recapd.protocol.errors import CompactionFailed
 from recapd.protocol.items import Role, item_facts
 from recapd.storage.entry import Entry
-
-SUMMARY_CHARACTERS_MAX = 8_000
-"""Of an offline summary: about 2 000 tokens of English or code, a tenth of the context limit."""
 
 NOTHING = "There was nothing to summarise."
 
@@ -23,83 +18,14 @@ _INLINE_BYTES = 200_000  # a body that small is summarised in a millisecond or t
 _BETWEEN = "\n\n"
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """What a summariser may read. Instructions and reminders stay in the history; the body goes."""
-
-    instructions: tuple[Entry, ...] = ()
-    reminders: tuple[Entry, ...] = ()
-    body: tuple[Entry, ...] = ()
-    characters_max: int = SUMMARY_CHARACTERS_MAX  # a bound offline, a wish where a model is asked
-    redact: Callable[[str], str] = str  # what each rendered block must go through first
-
-
-class Summariser(Protocol):
-    """Makes a summary of a kind, its `quality`, that the client is told."""
-
-    @property
-    def quality(self) -> str: ...
-
-    async def __call__(self, source: Source) -> str:
-        """The summary of `source`.
-
-        Raises:
-            CompactionFailed: there is none; a lesser one never takes its place.
-        """
-        ...
-
-
 class OfflineSummariser(Summariser):
     """Shortens the transcript (`offline_summary`): nothing leaves the process."""
 
-    @property
-    def quality(self) -> str:
-        return "offline"
-
-    async def __call__(self, source: Source) -> str:
+    async def __call__(self, source: Source) -> Summary:
         if sum(len(entry.item) for entry in source.body) <= _INLINE_BYTES:
-            return offline_summary(source)
+            return Summary(offline_summary(source), "offline")
         # In a thread, for an item may have 16 MiB; it reads few, so a cancel does not wait long.
-        return await anyio.to_thread.run_sync(offline_summary, source)
-
-
-@dataclass(frozen=True, slots=True)
-class GivenSummary(Summariser):
-    """Hands over a summary that the client wrote."""
-
-    text: str
-
-    @property
-    def quality(self) -> str:
-        return "client"
-
-    async def __call__(self, source: Source) -> str:
-        return self.text
-
-
-def given_summary(text: str) -> GivenSummary:
-    """A summariser that hands over `text`.
-
-    Raises:
-        CompactionFailed: `text` cannot be a summary (stage `accept`).
-    """
-    return GivenSummary(accept(text))
-
-
-def accept(text: str) -> str:
-    """The summary `text` without white space around it.
-
-    Raises:
-        CompactionFailed: it is blank, or has a lone surrogate, which is not text (stage `accept`).
-    """
-    text = text.strip()
-    if not text:
-        raise CompactionFailed(stage="accept", hint="The summary is empty.")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise CompactionFailed(stage="accept", hint="The summary is not valid Unicode.") from error
-    return text
+        return Summary(await anyio.to_thread.run_sync(offline_summary, source), "offline")
 
 
 def offline_summary(source: Source) -> str:
