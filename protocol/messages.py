@@ -271,11 +271,16 @@ class AppendParams(MutationParams, frozen=True, kw_only=True):
 
 
 class CompactParams(MutationParams, frozen=True, kw_only=True):
-    """`summary` stands in for a summariser. `keep_recent_tokens` are of the latest entries."""
+    """`summary` stands in for a summariser. `keep_recent_tokens` are of the latest entries.
+
+    All summarizers but `offline` ask a model, and are configured first. `instructions` tells the
+    model what to look at most.
+    """
 
     session_id: SessionId
-    summarizer: Literal["offline"] | None = None
+    summarizer: Literal["offline", "responses", "chat", "anthropic"] | None = None
     summary: str | None = None
+    instructions: Annotated[str, Meta(min_length=1, max_length=20_000)] | None = None
     keep_recent_tokens: Count = 0
     force: bool = False
     wait: bool = True

@@ -10,6 +10,8 @@ from recapd.daemon.compaction import pipeline
 from recapd.daemon.compaction.summarise.base import Summariser
 from recapd.daemon.compaction.summarise.given import given_summary
 from recapd.daemon.compaction.summarise.offline import OfflineSummariser
+from recapd.daemon.compaction.summarise.online import OnlineSummariser
+from recapd.daemon.config import Settings
 from recapd.daemon.connection import Call
 from recapd.daemon.cursors import GetPosition
 from recapd.daemon.export import export_chunk
@@ -17,7 +19,7 @@ from recapd.daemon.handlers.sessions import expect_of, receipt_for, replay
 from recapd.daemon.redaction import Redactor
 from recapd.daemon.wire import wire_revision, wire_session
 from recapd.protocol import messages as m
-from recapd.protocol.errors import CursorInvalid, InvalidParams
+from recapd.protocol.errors import CompactionFailed, CursorInvalid, InvalidParams
 from recapd.storage.errors import RevisionUnknown
 from recapd.storage.store import Receipt, Replayed
 
@@ -98,12 +100,8 @@ async def export(call: Call, params: m.ExportParams) -> m.ExportResult:
 
 async def compact(call: Call, params: m.CompactParams) -> object:
     service = call.service
-    summarise: Summariser = OfflineSummariser()
-    if params.summary is not None:
-        if params.summarizer is not None:
-            raise InvalidParams.at("$.summary", "no summarizer beside it")
-        summarise = given_summary(params.summary)
     settings = service.settings
+    summarise = _summariser(params, settings)
     receipt = receipt_for("session.compact", params, params.operation_id or service.new_id())
     assert isinstance(receipt, Receipt)
     compaction = service.compactions.start(
@@ -139,6 +137,23 @@ async def compact(call: Call, params: m.CompactParams) -> object:
         if compaction.ended.failed:
             raise
     return msgspec.Raw(compaction.ended.result())
+
+
+def _summariser(params: m.CompactParams, settings: Settings) -> Summariser:
+    """Raises InvalidParams, and CompactionFailed for a summarizer that is not configured."""
+    if params.summary is not None and params.summarizer is not None:
+        raise InvalidParams.at("$.summary", "no summarizer beside it")
+    kind = params.summarizer or "offline"
+    if kind == "offline":
+        if params.instructions is not None:
+            raise InvalidParams.at("$.instructions", "a summarizer that asks a model beside it")
+        return OfflineSummariser() if params.summary is None else given_summary(params.summary)
+    configured = next((one for one in settings.summarizers if one.kind == kind), None)
+    if configured is None:
+        raise CompactionFailed(
+            stage="configure", hint=f"The configuration has no table [summarizers.{kind}]."
+        )
+    return OnlineSummariser(configured.checked(), params.instructions or "")
 
 
 async def _replay(call: Call, begun: Replayed, wait: bool) -> object:
