@@ -1,7 +1,7 @@
 """A transcript in pieces that fit: cut between groups, as even as may be.
 
-Where a group alone is too long it is cut between its items, and an item that alone is too long is
-shortened in its middle. So no transcript is too long.
+Where a group alone is too long it is cut between its items, and an item that would take more than
+three quarters of a piece is shortened in its middle. So no transcript is too long.
 """
 
 import bisect
@@ -61,49 +61,50 @@ def shorten_to_tokens(text: str, tokens_max: int) -> str:
     return text
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Blocks that are summarised together, how many tokens they have, and what is left then."""
+
+    texts: list[str]
+    tokens: int
+    stop: int  # where the transcript goes on
+    tokens_left: int
+
+
 class Transcript:
     """The blocks of entries, to be taken from first to last."""
 
     def __init__(self, entries: Sequence[Entry], blocks: Sequence[Block]) -> None:
         """`blocks` are those of `entries`, one for each."""
         self._blocks = blocks
-        self._sums = [0, *accumulate(one.tokens for one in blocks)]
-        spans = groups([item_facts(entry.item) for entry in entries])
-        self._ends = [span.stop for span in spans]
+        self._ends = [span.stop for span in groups([item_facts(entry.item) for entry in entries])]
 
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def tokens_from(self, start: int) -> int:
-        """Of the blocks from `start` on."""
-        return self._sums[-1] - self._sums[start]
-
-    def take(self, start: int, tokens_max: int) -> tuple[list[str], int, int]:
-        """The next piece of at most `tokens_max` tokens: its blocks, its tokens, and where it ends.
+    def take(self, start: int, tokens_max: int) -> Piece:
+        """The next piece of at most `tokens_max` tokens, from block `start` on.
 
         What is left is divided evenly: the piece is as near to its share as a cut between groups
-        allows.
+        allows. No block gets more than three quarters, so that its neighbours go with it.
         """
-        left = self.tokens_from(start)
-        share = left / -(-left // tokens_max) if left else 0
+        block_max = tokens_max * 3 // 4
+        sums = [0, *accumulate(min(one.tokens, block_max) for one in self._blocks[start:])]
+        share = sums[-1] / max(-(-sums[-1] // tokens_max), 1)
         first = bisect.bisect_right(self._ends, start)
-        stop = self._nearest(self._ends[first:], start, share, tokens_max)
-        if stop is None:
-            stop = self._nearest(range(start + 1, self._ends[first] + 1), start, share, tokens_max)
-        if stop is None:
-            text = shorten_to_tokens(self._blocks[start].text, tokens_max)
-            return [text], tokens_max, start + 1
-        texts = [one.text for one in self._blocks[start:stop]]
-        return texts, self._sums[stop] - self._sums[start], stop
+        ends = [end - start for end in self._ends[first:]]
+        size = _nearest(ends, sums, share, tokens_max)
+        if size is None:  # the group alone is too long
+            size = _nearest(range(1, ends[0] + 1), sums, share, tokens_max) or 1
+        texts = [
+            one.text if one.tokens <= block_max else shorten_to_tokens(one.text, block_max - 1)
+            for one in self._blocks[start : start + size]
+        ]
+        return Piece(texts, sums[size], start + size, sums[-1] - sums[size])
 
-    def _nearest(
-        self, ends: Sequence[int], start: int, share: float, tokens_max: int
-    ) -> int | None:
-        """Of `ends`, the one where the piece from `start` is nearest to `share` and fits."""
 
-        def size(end: int) -> int:
-            return self._sums[end] - self._sums[start]
-
-        place = bisect.bisect_left(ends, share, key=size)
-        fitting = [end for end in ends[max(place - 1, 0) : place + 1] if size(end) <= tokens_max]
-        return min(fitting, key=lambda end: abs(size(end) - share), default=None)
+def _nearest(ends: Sequence[int], sums: Sequence[int], share: float, tokens_max: int) -> int | None:
+    """Of `ends`, the one whose sum is nearest to `share` and fits; None where none fits."""
+    place = bisect.bisect_left(ends, share, key=sums.__getitem__)
+    near = [end for end in ends[max(place - 1, 0) : place + 1] if sums[end] <= tokens_max]
+    return min(near, key=lambda end: abs(sums[end] - share), default=None)

@@ -45,6 +45,7 @@ _CONNECT_TIMEOUT_S: Final = 10.0
 _ANSWER_BYTES: Final = 1 << 20  # of an answer that says nothing, with its head and its pings
 _TOKEN_BYTES: Final = 2_048  # of one token in a stream: an event of a few hundred, said twice
 _ERROR_BYTES: Final = 1 << 16  # of an error's body
+_LINGER_S: Final = 0.5  # for the end of a body after all that is of interest
 _FOREVER_S: Final = 1e9  # so long that no deadline is longer
 
 _STATUSES: Final = {
@@ -228,18 +229,17 @@ class Caller:
             reading.take_whole(_object(await _bounded(response, room)))
             return
         events = EventParser()
-        async for piece in response.aiter_raw():
-            room -= len(piece)
-            if room < 0:
-                raise ProviderFailed("answer_too_large", answered=True)
+
+        def take(piece: bytes) -> bool:
             for event in events.feed(piece):
                 if event.data == b"[DONE]":
-                    return
-                if event.data:
+                    reading.finished = True
+                elif event.data and not reading.finished:
                     reading.take(_object(event.data))
-                if reading.finished:
-                    return
             heard(reading.characters)
+            return reading.finished
+
+        await _pass_on(response, room, take)
 
     async def _refusal(self, response: httpx.Response) -> ProviderFailed:
         """What a status other than 2xx means."""
@@ -289,12 +289,40 @@ def _broken(error: Exception, reading: Reading) -> ProviderFailed:
 
 async def _bounded(response: httpx.Response, room: int) -> bytes:
     pieces: list[bytes] = []
-    async for piece in response.aiter_raw():
-        room -= len(piece)
-        if room < 0:
-            raise ProviderFailed("answer_too_large", answered=True)
+
+    def take(piece: bytes) -> bool:
         pieces.append(piece)
+        return False
+
+    await _pass_on(response, room, take)
     return b"".join(pieces)
+
+
+async def _pass_on(response: httpx.Response, room: int, take: Callable[[bytes], bool]) -> None:
+    """Give `take` the pieces of a body until it has enough of them, or raises ProviderFailed.
+
+    `room` is in bytes; more of them are a ProviderFailed. Behind the last piece the end is not
+    waited for longer than `_LINGER_S`, but it is waited for: then the connection can be used again.
+    A body is left by a cancel, the one thing that ends all of httpx's nested generators at once.
+    """
+    failure: ProviderFailed | None = None
+    enough = False
+    with anyio.CancelScope() as scope:
+        async for piece in response.aiter_raw():
+            room -= len(piece)
+            if failure is not None or (enough and room >= 0):
+                continue
+            try:
+                if room < 0:
+                    raise ProviderFailed("answer_too_large", answered=True)
+                enough = take(piece)
+            except ProviderFailed as error:
+                failure = error
+                scope.cancel()
+            if enough:
+                scope.deadline = anyio.current_time() + _LINGER_S
+    if failure is not None:
+        raise failure
 
 
 def _object(text: bytes) -> Json:

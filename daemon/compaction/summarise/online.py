@@ -174,17 +174,17 @@ class _Work:
         room = input_tokens - await anyio.to_thread.run_sync(_size, empty)
         if room < PIECE_TOKENS_MIN:
             raise ProviderFailed("window_too_small")
-        texts, tokens, stop = await anyio.to_thread.run_sync(transcript.take, start, room)
-        parts = self._pieces + 1 + -(-transcript.tokens_from(stop) // room)
-        characters = sum(map(len, texts)) + len(note)
+        piece = await anyio.to_thread.run_sync(transcript.take, start, room)
+        parts = self._pieces + 1 + -(-piece.tokens_left // room)
+        characters = sum(map(len, piece.texts)) + len(note)
         make_prompt = partial(
             make_prompt,
-            texts,
+            piece.texts,
             part=(self._pieces + 1, parts),
             characters_max=min(self._source.characters_max, characters // 2),
         )
-        source_tokens = tokens + (block(note).tokens if note else 0)
-        return await self._ask(make_prompt, source_tokens, parts), stop
+        source_tokens = piece.tokens + (block(note).tokens if note else 0)
+        return await self._ask(make_prompt, source_tokens, parts), piece.stop
 
     async def _ask(self, make_prompt: Callable[..., Prompt], source_tokens: int, parts: int) -> str:
         """The accepted answer, the second one if need be."""
@@ -199,7 +199,9 @@ class _Work:
             prompt = make_prompt(repair=repair)
             judge = partial(accepted, prompt=prompt, source_tokens=source_tokens)
             try:
-                return await self._caller.ask(prompt, judge, heard)
+                answer = await self._caller.ask(prompt, judge, heard)
+                heard(expected)
+                return answer
             except ProviderFailed as failure:
                 if repair or not failure.answered:
                     raise
