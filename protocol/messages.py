@@ -270,17 +270,24 @@ class AppendParams(MutationParams, frozen=True, kw_only=True):
     items: Annotated[list[Item], Meta(min_length=1)]
 
 
+class Relevance(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Groups of entries that a model grades below `threshold`, from 0 to 1, are left out."""
+
+    threshold: Annotated[float, Meta(ge=0, le=1)] = 0.5
+
+
 class CompactParams(MutationParams, frozen=True, kw_only=True):
     """`summary` stands in for a summariser. `keep_recent_tokens` are of the latest entries.
 
     All summarizers but `offline` ask a model, and are configured first. `instructions` tells the
-    model what to look at most.
+    model what to look at most; with `relevance` it chooses first what is worth summarising.
     """
 
     session_id: SessionId
     summarizer: Literal["offline", "responses", "chat", "anthropic"] | None = None
     summary: str | None = None
     instructions: Annotated[str, Meta(min_length=1, max_length=20_000)] | None = None
+    relevance: bool | Relevance = False
     keep_recent_tokens: Count = 0
     force: bool = False
     wait: bool = True

@@ -145,15 +145,21 @@ def _summariser(params: m.CompactParams, settings: Settings) -> Summariser:
         raise InvalidParams.at("$.summary", "no summarizer beside it")
     kind = params.summarizer or "offline"
     if kind == "offline":
-        if params.instructions is not None:
-            raise InvalidParams.at("$.instructions", "a summarizer that asks a model beside it")
+        for name, given in (("instructions", params.instructions), ("relevance", params.relevance)):
+            if given:
+                raise InvalidParams.at(f"$.{name}", "a summarizer that asks a model beside it")
         return OfflineSummariser() if params.summary is None else given_summary(params.summary)
     configured = next((one for one in settings.summarizers if one.kind == kind), None)
     if configured is None:
         raise CompactionFailed(
             stage="configure", hint=f"The configuration has no table [summarizers.{kind}]."
         )
-    return OnlineSummariser(configured.checked(), params.instructions or "")
+    relevance = m.Relevance() if params.relevance is True else params.relevance
+    return OnlineSummariser(
+        configured.checked(),
+        params.instructions or "",
+        relevance.threshold if relevance else None,
+    )
 
 
 async def _replay(call: Call, begun: Replayed, wait: bool) -> object:

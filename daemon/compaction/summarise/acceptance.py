@@ -2,6 +2,7 @@
 
 import re
 
+from recapd.daemon.compaction.relevance import read_grades
 from recapd.daemon.compaction.summarise.prompt import repeats
 from recapd.daemon.compaction.summarise.provider import Answer, Prompt, ProviderFailed
 from recapd.daemon.compaction.tokens import count_tokens
@@ -22,12 +23,7 @@ def accepted(answer: Answer, prompt: Prompt, source_tokens: int) -> str:
         ProviderFailed: `cut_off`, `tool_call`, `refusal`, `only_reasoning`, `empty`, `too_long` or
             `repeats_prompt`.
     """
-    if answer.ending != "complete":
-        raise ProviderFailed(answer.ending, answered=True)
-    text = _THOUGHTS.sub("", answer.text).strip()
-    if not text:
-        thought = answer.reasoning or answer.text.strip()
-        raise ProviderFailed("only_reasoning" if thought else "empty", answered=True)
+    text = _text_of(answer)
     tokens_max = source_tokens // 2 if source_tokens > HALF_FROM_TOKENS else source_tokens
     if len(text) > _TOKEN_CHARACTERS * min(tokens_max, prompt.output_tokens_max):
         raise ProviderFailed("too_long", answered=True)
@@ -36,4 +32,26 @@ def accepted(answer: Answer, prompt: Prompt, source_tokens: int) -> str:
     # A token has a byte or more, so many an answer need not be counted.
     if len(text.encode()) > tokens_max and count_tokens(text).count > tokens_max:
         raise ProviderFailed("too_long", answered=True)
+    return text
+
+
+def graded(answer: Answer) -> dict[int, float]:
+    """The grades in an answer.
+
+    Raises:
+        ProviderFailed: as above, or `no_grades`.
+    """
+    grades = read_grades(_text_of(answer))
+    if not grades:
+        raise ProviderFailed("no_grades", answered=True)
+    return grades
+
+
+def _text_of(answer: Answer) -> str:
+    if answer.ending != "complete":
+        raise ProviderFailed(answer.ending, answered=True)
+    text = _THOUGHTS.sub("", answer.text).strip()
+    if not text:
+        thought = answer.reasoning or answer.text.strip()
+        raise ProviderFailed("only_reasoning" if thought else "empty", answered=True)
     return text

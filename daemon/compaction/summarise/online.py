@@ -11,7 +11,7 @@ kind, so what is counted here has a margin; and where the provider still says th
 the margin grows.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Final
 import anyio.from_thread
 import anyio.to_thread
 
-from recapd.daemon.compaction.summarise.acceptance import accepted
+from recapd.daemon.compaction.relevance import GROUP_TOKENS_MAX, relevant
+from recapd.daemon.compaction.summarise.acceptance import accepted, graded
 from recapd.daemon.compaction.summarise.anthropic import Anthropic
 from recapd.daemon.compaction.summarise.base import Source, Summariser, Summary
 from recapd.daemon.compaction.summarise.chat import Chat
@@ -33,7 +34,7 @@ from recapd.daemon.compaction.summarise.chunks import (
 )
 from recapd.daemon.compaction.summarise.keys import Key, read_key
 from recapd.daemon.compaction.summarise.offline import NOTHING
-from recapd.daemon.compaction.summarise.prompt import Context, summary_prompt
+from recapd.daemon.compaction.summarise.prompt import Context, grading_prompt, summary_prompt
 from recapd.daemon.compaction.summarise.provider import Prompt, Provider, ProviderFailed
 from recapd.daemon.compaction.summarise.responses import Responses
 from recapd.daemon.compaction.summarise.settings import Kind, OnlineSettings
@@ -54,6 +55,8 @@ SHRINKAGES_MAX: Final = 8
 
 PIECE_TOKENS_MIN: Final = 200
 """Of a request: less than that is no progress."""
+
+_TAG_TOKENS: Final = 60  # around a group that is graded
 
 _QUARTER, _EIGHTH = 4, 8  # of a request: for the note; for policy, for reminders and for focus
 
@@ -99,10 +102,14 @@ def _make_caller(provider: Provider, settings: OnlineSettings, key: Key | None) 
 
 @dataclass(frozen=True, slots=True)
 class OnlineSummariser(Summariser):
-    """Asks a model. `focus` is what the caller wants it to look at most."""
+    """Asks a model. `focus` is what the caller wants it to look at most.
+
+    `threshold` is the grade from which on a group is relevant; None: all are, and none is graded.
+    """
 
     settings: OnlineSettings
     focus: str = ""
+    threshold: float | None = None
     make_caller: Callable[[Provider, OnlineSettings, Key | None], "Caller"] = _make_caller
 
     async def __call__(self, source: Source) -> Summary:
@@ -113,7 +120,7 @@ class OnlineSummariser(Summariser):
         caller = await anyio.to_thread.run_sync(self.make_caller, provider, self.settings, key)
         async with caller:
             try:
-                return await _Work(self.settings, self.focus, source, caller).summary()
+                return await _Work(self, source, caller).summary()
             except ProviderFailed as failure:
                 raise _failed(failure, caller) from failure
 
@@ -121,11 +128,10 @@ class OnlineSummariser(Summariser):
 class _Work:
     """The summary of one source."""
 
-    def __init__(
-        self, settings: OnlineSettings, focus: str, source: Source, caller: "Caller"
-    ) -> None:
-        self._settings = settings
-        self._focus = source.redact(focus)
+    def __init__(self, asked: OnlineSummariser, source: Source, caller: "Caller") -> None:
+        self._settings = asked.settings
+        self._focus = source.redact(asked.focus)
+        self._threshold = asked.threshold
         self._source = source
         self._caller = caller
         self._policy = self._reminders = ""
@@ -134,10 +140,14 @@ class _Work:
 
     async def summary(self) -> Summary:
         source = self._source
-        body = await self._read(source.body)
+        entries, blocks = source.body, await self._read(source.body)
+        if self._threshold is not None:
+            kept = await self._relevant(blocks, self._threshold)
+            entries = tuple(entries[position] for position in kept)
+            blocks = [blocks[position] for position in kept]
         self._policy = _joined(await self._read(source.instructions))
         self._reminders = _joined(await self._read(source.reminders))
-        transcript = await anyio.to_thread.run_sync(Transcript, source.body, body)
+        transcript = await anyio.to_thread.run_sync(Transcript, entries, blocks)
         note, start, shrinkages = "", 0, 0
         while start < len(transcript):
             try:
@@ -159,6 +169,36 @@ class _Work:
             self._source.redact,
             self._settings.window_tokens * TOKEN_CHARACTERS_MAX,
             anyio.from_thread.check_cancelled,
+        )
+
+    async def _relevant(self, blocks: list[Block], threshold: float) -> list[int]:
+        """The positions of what is worth summarising."""
+        window_tokens = int(self._settings.window_tokens * self._share)
+        output_tokens_max = min(self._settings.output_tokens_max, window_tokens // _QUARTER)
+        focus = shorten_to_tokens(self._focus, window_tokens // _EIGHTH)
+        make_prompt = partial(grading_prompt, focus=focus, output_tokens_max=output_tokens_max)
+
+        def shown(positions: Sequence[int]) -> tuple[str, int]:
+            text = shorten_to_tokens(
+                "\n\n".join(blocks[position].text for position in positions), GROUP_TOKENS_MAX
+            )
+            return text, count_tokens(text).count + _TAG_TOKENS
+
+        async def show(positions: Sequence[int]) -> tuple[str, int]:
+            return await anyio.to_thread.run_sync(shown, positions)
+
+        async def grade(parts: Sequence[tuple[int, str]]) -> Mapping[int, float] | None:
+            try:
+                return await self._caller.ask(make_prompt(parts), graded)
+            except ProviderFailed:
+                return None  # the attempt is in the log, and all of them count as relevant
+
+        return await relevant(
+            self._source.body,
+            show,
+            grade,
+            threshold=threshold,
+            batch_tokens_max=window_tokens - output_tokens_max - _size(make_prompt([(0, "")])),
         )
 
     async def _go_on(self, transcript: Transcript, start: int, note: str) -> tuple[str, int]:

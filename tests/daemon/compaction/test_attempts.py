@@ -57,7 +57,7 @@ class Run:
         )
 
     async def summary(self) -> Summary:
-        return await OnlineSummariser(self.settings.checked(), "", self.caller)(SOURCE)
+        return await OnlineSummariser(self.settings.checked(), make_caller=self.caller)(SOURCE)
 
     async def failure(self) -> CompactionFailed:
         with pytest.raises(CompactionFailed) as caught:

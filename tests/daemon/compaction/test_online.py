@@ -261,7 +261,13 @@ def impatient(provider: Provider, settings: OnlineSettings, key: Key | None) -> 
     return Caller(provider, settings, key, surroundings=Surroundings(sleep=no_pause))
 
 
-def online(stub: Stub, kind: Kind = "chat", focus: str = "", **changes: Any) -> OnlineSummariser:
+def online(
+    stub: Stub,
+    kind: Kind = "chat",
+    focus: str = "",
+    threshold: float | None = None,
+    **changes: Any,
+) -> OnlineSummariser:
     settings = OnlineSettings(
         kind=kind,
         model="m",
@@ -269,7 +275,7 @@ def online(stub: Stub, kind: Kind = "chat", focus: str = "", **changes: Any) -> 
         attempt_timeout_s=2,
         deadline_s=4,
     )
-    return OnlineSummariser(replace(settings, **changes).checked(), focus, impatient)
+    return OnlineSummariser(replace(settings, **changes).checked(), focus, threshold, impatient)
 
 
 def source_of(*texts: str, **more: Any) -> Source:
@@ -729,6 +735,81 @@ async def test_progress_rises_while_a_stream_comes() -> None:
     assert len(told) > 3
     assert all(first[0] <= then[0] for first, then in itertools.pairwise(told))
     assert all(done <= total for done, total in told)
+
+
+# Relevance.
+
+
+def asks_for_grades(exchange: Exchange) -> bool:
+    return "You decide which parts" in exchange.text
+
+
+def grades_by(grade: Callable[[str], str]) -> Play:
+    """Grades each part by its text, and summarises where asked to."""
+
+    async def play(exchange: Exchange) -> None:
+        if not asks_for_grades(exchange):
+            await says("chat")(exchange)
+            return
+        content = exchange.body["messages"][1]["content"]
+        parts = re.findall(r"<part-(\d+)-[0-9a-f]{16}>\n(.*?)\n</part-", content, re.DOTALL)
+        lines = [f"{number}: {grade(text)}" for number, text in parts]
+        await exchange.reply(chat_with({"content": "\n".join(lines)}))
+
+    return play
+
+
+async def test_nothing_is_graded_unless_it_is_asked_for() -> None:
+    async with serving(says("chat")) as stub:
+        await online(stub)(source_of(*("word " * 50 for _ in range(9))))
+    assert len(stub.requests) == 1
+
+
+async def test_what_is_graded_below_the_threshold_is_left_out() -> None:
+    """PROTOCOL.md §5.2: in batches, and the latest group is always in."""
+    texts = [f"message-{n}. " + ("keep " if n % 3 == 0 else "drop ") * 30 for n in range(200)]
+    play = grades_by(lambda text: "0.5" if "keep" in text else "0.49")
+    async with serving(play) as stub:
+        summary = await online(stub, threshold=0.5)(source_of(*texts))
+    assert summary.quality == "model"
+    asked = list(map(asks_for_grades, stub.requests))
+    assert asked == [True] * 4 + [False]
+    sent = re.findall(r"message-(\d+)\.", transcript_of(stub.requests[-1]))
+    assert sent == [str(n) for n in range(200) if n % 3 == 0 or n == 199]
+    assert len(summary.attempts) == 5
+
+
+async def test_a_call_its_output_and_its_reasoning_are_graded_as_one() -> None:
+    items: list[Json] = [
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "thought."}]},
+        {"type": "function_call", "call_id": "a", "name": "f", "arguments": "call. keep"},
+        {"type": "function_call_output", "call_id": "a", "output": "out."},
+        {"role": "user", "content": "drop " * 50},
+        {"role": "user", "content": "last " * 50},
+    ]
+    body = tuple(Entry(n, 0, json.dumps(item).encode()) for n, item in enumerate(items))
+    play = grades_by(lambda text: "1" if "keep" in text else "0")
+    async with serving(play) as stub:
+        await online(stub, threshold=0.5)(Source(body=body))
+    sent = transcript_of(stub.requests[-1])
+    assert all(word in sent for word in ("thought.", "call.", "out.", "last"))
+    assert "drop" not in sent
+
+
+@pytest.mark.parametrize(
+    "play",
+    [
+        refuses(400),
+        refuses(200, chat_with({"content": "I like all of them."})),
+        refuses(200, chat_with({"content": "1: 7\n2: -1\n99: 0"})),
+        refuses(200, chat_with({"content": None})),
+    ],
+)
+async def test_what_cannot_be_graded_is_relevant(play: Play) -> None:
+    async with serving(play, says("chat")) as stub:
+        summary = await online(stub, threshold=0.5)(source_of(*["word " * 50] * 120))
+    assert summary.text == SUMMARY
+    assert transcript_of(stub.requests[-1]).count("user:") == 120
 
 
 # Cancels.
