@@ -19,7 +19,8 @@ import anyio
 import anyio.abc
 import pytest
 
-from recapd.daemon.compaction.summarise import OfflineSummariser, Source
+from recapd.daemon.compaction.summarise.base import Source, Summary
+from recapd.daemon.compaction.summarise.offline import OfflineSummariser
 from recapd.daemon.config import Settings, resolve
 from recapd.daemon.lifecycle import ExitCode, serve
 from recapd.protocol.errors import from_wire
@@ -350,7 +351,7 @@ async def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
     gate = Gate()
     summarise = OfflineSummariser.__call__
 
-    async def wait(self: OfflineSummariser, source: Source) -> str:
+    async def wait(self: OfflineSummariser, source: Source) -> Summary:
         await gate.pass_through()
         return await summarise(self, source)
 

@@ -82,7 +82,8 @@ async def test_a_compaction_replaces_the_history_and_says_what_it_did(peer: Peer
         "carried_over": 0,
         "reminder_entry_id": 6,
         "quality": "offline",
-        "attempts": 1,
+        "attempts": 0,
+        "attempt_log": [],
         "redactions": {},
     }
     assert (result["archive"]["entries"], len(result["archive"]["sha256"])) == (5, 64)

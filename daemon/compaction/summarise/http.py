@@ -2,21 +2,21 @@
 
 A request is tried again where the transport failed, or the status was 408, 409, 429 or 5xx, and no
 text had come; after a pause, or as long as `Retry-After` says, within the deadline. Nothing is
-stored, and no answer is given twice. This is the only module that knows of httpx.
+stored, and no answer is given twice. This is the only module that knows
+of httpx and stamina.
 """
 
 import email.utils
-import random
 import ssl
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
 import anyio
 import httpx
 import msgspec
+import stamina
 
 import recapd
 from recapd.daemon.compaction.summarise.keys import Key
@@ -38,9 +38,10 @@ from recapd.protocol.messages import Attempt
 T = TypeVar("T")
 
 ATTEMPTS_MAX: Final = 5
-"""Of a request: with the pauses below, the last comes 5 to 10 s after the first."""
+"""Of a request: with the pauses below, the last comes 7 to 10 s after the first."""
 
-_PAUSE_S: Final = 0.75  # before the second attempt, doubled before each further one
+_PAUSE_S: Final = 0.5  # before the second attempt, doubled before each further one, and some chance
+_PAUSE_S_MAX: Final = 8.0
 _CONNECT_TIMEOUT_S: Final = 10.0
 _ANSWER_BYTES: Final = 1 << 20  # of an answer that says nothing, with its head and its pings
 _TOKEN_BYTES: Final = 2_048  # of one token in a stream: an event of a few hundred, said twice
@@ -65,15 +66,6 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(float_hook=str).decode
 
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What time and chance are; tests bring their own."""
-
-    sleep: Callable[[float], Awaitable[None]] = anyio.sleep
-    now_s: Callable[[], float] = time.time  # since the epoch, for dates in `Retry-After`
-    random: Callable[[], float] = random.random
-
-
 class Caller:
     """Asks one provider, over connections that are closed when its context ends.
 
@@ -87,12 +79,10 @@ class Caller:
         key: Key | None,
         *,
         transport: httpx.AsyncBaseTransport | None = None,
-        surroundings: Surroundings = Surroundings(),
     ) -> None:
         self.attempts: list[Attempt] = []
         self._provider = provider
         self._settings = settings
-        self._surroundings = surroundings
         self._url = f"{settings.base_url}/{provider.path}"
         self._headers = {
             "Accept": "text/event-stream, application/json"
@@ -143,29 +133,32 @@ class Caller:
             self._provider.body(self._settings.model, prompt, stream=self._settings.stream)
         )
         deadline_s = anyio.current_time() + self._settings.deadline_s
+
+        def again(error: Exception) -> bool | float:
+            """Whether there is to be another attempt, or after how many seconds."""
+            if not isinstance(error, ProviderFailed) or not error.transient:
+                return False
+            pause_s = error.retry_after_s
+            if pause_s is None:
+                return True
+            return anyio.current_time() + pause_s < deadline_s and pause_s
+
+        retries = stamina.retry_context(
+            again,
+            attempts=ATTEMPTS_MAX,
+            timeout=None,  # the deadline ends a pause, too
+            wait_initial=_PAUSE_S,
+            wait_max=_PAUSE_S_MAX,
+            wait_jitter=_PAUSE_S,
+        )
         with anyio.CancelScope(deadline=deadline_s):
-            number = 1
-            while True:
-                try:
+            async for attempt in retries:
+                with attempt:
                     return await self._attempt(body, prompt, judge, heard, deadline_s)
-                except ProviderFailed as failure:
-                    pause_s = self._pause_s(failure, number)
-                    if pause_s is None or anyio.current_time() + pause_s >= deadline_s:
-                        raise
-                await self._surroundings.sleep(pause_s)
-                number += 1
         last = self.attempts[-1] if self.attempts else None
         raise ProviderFailed(
             "deadline", provider_status=last.provider_status if last else None, transient=True
         )
-
-    def _pause_s(self, failure: ProviderFailed, number: int) -> float | None:
-        """Before the attempt after the one of that number; None: there is to be none."""
-        if not failure.transient or number >= ATTEMPTS_MAX:
-            return None
-        if failure.retry_after_s is not None:
-            return failure.retry_after_s
-        return _PAUSE_S * 2.0 ** (number - 1) * (0.5 + self._surroundings.random() / 2)
 
     async def _attempt(
         self,
@@ -262,20 +255,23 @@ class Caller:
             status,
             code=code,
             transient=number in _TRANSIENT and code not in _USED_UP,
-            retry_after_s=self._retry_after_s(response.headers.get("retry-after", "")),
+            retry_after_s=retry_after_s(response.headers.get("retry-after", ""), time.time()),
         )
 
-    def _retry_after_s(self, value: str) -> float | None:
-        """`Retry-After` in seconds (RFC 9110 §10.2.3); None where it says nothing useful."""
-        value = value.strip()
-        if value.isascii() and value.isdigit():
-            return min(float(value), _FOREVER_S)
-        try:
-            at_s = email.utils.parsedate_to_datetime(value).timestamp()
-        except (ValueError, TypeError, OverflowError, IndexError):
-            return None
-        seconds = at_s - self._surroundings.now_s()
-        return seconds if seconds >= 0 else None
+
+def retry_after_s(value: str, now_s: float) -> float | None:
+    """`Retry-After` in seconds (RFC 9110 §10.2.3); None where it says nothing useful.
+
+    `now_s` is the time since the epoch.
+    """
+    value = value.strip()
+    if value.isascii() and value.isdigit():
+        return min(float(value), _FOREVER_S)
+    try:
+        at_s = email.utils.parsedate_to_datetime(value).timestamp()
+    except (ValueError, TypeError, OverflowError, IndexError):
+        return None
+    return at_s - now_s if at_s >= now_s else None
 
 
 def _broken(error: Exception, reading: Reading) -> ProviderFailed:

@@ -178,14 +178,11 @@ class _Work:
         focus = shorten_to_tokens(self._focus, window_tokens // _EIGHTH)
         make_prompt = partial(grading_prompt, focus=focus, output_tokens_max=output_tokens_max)
 
-        def shown(positions: Sequence[int]) -> tuple[str, int]:
+        def show(positions: Sequence[int]) -> tuple[str, int]:
             text = shorten_to_tokens(
                 "\n\n".join(blocks[position].text for position in positions), GROUP_TOKENS_MAX
             )
             return text, count_tokens(text).count + _TAG_TOKENS
-
-        async def show(positions: Sequence[int]) -> tuple[str, int]:
-            return await anyio.to_thread.run_sync(shown, positions)
 
         async def grade(parts: Sequence[tuple[int, str]]) -> Mapping[int, float] | None:
             try:

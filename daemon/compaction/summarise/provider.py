@@ -112,7 +112,9 @@ class Reading(ABC):
             ProviderFailed: it has no end.
         """
         if self.ending is None:
-            raise ProviderFailed("interrupted", transient=not self._pieces, answered=True)
+            raise ProviderFailed(
+                "interrupted", transient=not self._pieces, answered=bool(self._pieces)
+            )
         return Answer("".join(self._pieces), self.ending, self.reasoning)
 
     def add(self, text: object) -> None:
