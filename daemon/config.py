@@ -69,6 +69,9 @@ class Settings:
         "all", "which reminders are kept: all, or those that recapd made"
     )
     summary_characters_max: int = _setting(8_000, "length of an offline summary", least=200)
+    default_summarizer: Literal["offline", "responses", "chat", "anthropic"] = _setting(
+        "offline", "summarizer where none is named"
+    )
     redact_summary_source: bool = _setting(True, "replace secret shapes in what is summarised")
     summarizers: tuple[OnlineSettings, ...] = ()  # tables of the file; no flag and no variable
 
@@ -181,7 +184,7 @@ def _summarizers(value: object, source: str) -> tuple[OnlineSettings, ...]:
 
 
 _SUMMARIZER_TYPES: Final = get_type_hints(OnlineSettings)
-_SUMMARIZER_LEAST: Final = {"window_tokens": 4_000, "output_tokens_max": 100}
+_SUMMARIZER_FIELDS: Final = {field.name: field for field in fields(OnlineSettings)}
 
 
 def _summarizer(table: object, where: str, source: str) -> dict[str, Any]:
@@ -193,7 +196,7 @@ def _summarizer(table: object, where: str, source: str) -> dict[str, Any]:
             _SUMMARIZER_TYPES[name],
             value,
             f"{where}.{name} ({source})",
-            _SUMMARIZER_LEAST.get(name, 1),
+            _SUMMARIZER_FIELDS[name].metadata["least"],
             2**31,
         )
         for name, value in table.items()

@@ -79,7 +79,8 @@ _COMPACTION: Final = m.CompactResult(
     carried_over=0,
     reminder_entry_id=3,
     quality="offline",
-    attempts=1,
+    attempts=0,
+    attempt_log=[],
     redactions={},
 )
 _OPERATION: Final = m.Operation(

@@ -279,8 +279,9 @@ class Relevance(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 class CompactParams(MutationParams, frozen=True, kw_only=True):
     """`summary` stands in for a summariser. `keep_recent_tokens` are of the latest entries.
 
-    All summarizers but `offline` ask a model, and are configured first. `instructions` tells the
-    model what to look at most; with `relevance` it chooses first what is worth summarising.
+    All summarizers but `offline` ask a model, and are configured first. `instructions` says what
+    matters most: to the model, and where none is asked in front of the summary. With `relevance`
+    the model first chooses what is worth summarising.
     """
 
     session_id: SessionId

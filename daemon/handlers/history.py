@@ -141,14 +141,16 @@ async def compact(call: Call, params: m.CompactParams) -> object:
 
 def _summariser(params: m.CompactParams, settings: Settings) -> Summariser:
     """Raises InvalidParams, and CompactionFailed for a summarizer that is not configured."""
-    if params.summary is not None and params.summarizer is not None:
-        raise InvalidParams.at("$.summary", "no summarizer beside it")
-    kind = params.summarizer or "offline"
+    if params.summary is not None:
+        for name in ("summarizer", "instructions", "relevance"):
+            if getattr(params, name):
+                raise InvalidParams.at(f"$.{name}", "no summary beside it")
+        return given_summary(params.summary)
+    kind = params.summarizer or settings.default_summarizer
     if kind == "offline":
-        for name, given in (("instructions", params.instructions), ("relevance", params.relevance)):
-            if given:
-                raise InvalidParams.at(f"$.{name}", "a summarizer that asks a model beside it")
-        return OfflineSummariser() if params.summary is None else given_summary(params.summary)
+        if params.relevance:
+            raise InvalidParams.at("$.relevance", "a summarizer that asks a model beside it")
+        return OfflineSummariser(params.instructions or "")
     configured = next((one for one in settings.summarizers if one.kind == kind), None)
     if configured is None:
         raise CompactionFailed(

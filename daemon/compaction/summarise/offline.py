@@ -1,6 +1,7 @@
 """The summary without a model: the transcript, shortened."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache
 
 import anyio.to_thread
@@ -18,27 +19,37 @@ _INLINE_BYTES = 200_000  # a body that small is summarised in a millisecond or t
 _BETWEEN = "\n\n"
 
 
+@dataclass(frozen=True, slots=True)
 class OfflineSummariser(Summariser):
-    """Shortens the transcript (`offline_summary`): nothing leaves the process."""
+    """Shortens the transcript (`offline_summary`): nothing leaves the process.
+
+    No code can follow the caller's `focus`, so it stands in front for whoever reads the summary.
+    """
+
+    focus: str = ""
 
     async def __call__(self, source: Source) -> Summary:
         if sum(len(entry.item) for entry in source.body) <= _INLINE_BYTES:
-            return Summary(offline_summary(source), "offline")
+            return Summary(offline_summary(source, self.focus), "offline")
         # In a thread, for an item may have 16 MiB; it reads few, so a cancel does not wait long.
-        return Summary(await anyio.to_thread.run_sync(offline_summary, source), "offline")
+        summary = await anyio.to_thread.run_sync(offline_summary, source, self.focus)
+        return Summary(summary, "offline")
 
 
-def offline_summary(source: Source) -> str:
+def offline_summary(source: Source, focus: str = "") -> str:
     """The transcript of the body in at most `characters_max` characters, always the same.
 
     Where it does not fit, long blocks are shortened inside, though not below a quarter of the room.
     Where that is not enough, what is kept are blocks of the beginning (a third of the room) and of
     the end, and marks that say which entries are missing. The last user message is kept whole if it
-    fits into half the room. Only what is kept is rendered.
+    fits into half the room. Only what is kept is rendered. `focus` gets an eighth of the room.
     """
     body, characters_max = source.body, source.characters_max
     if not body:
         return NOTHING
+    asked_for = f"Asked for most: {source.redact(focus)}" if focus else ""
+    asked_for = shorten(asked_for, characters_max // 8)
+    characters_max -= len(asked_for + _BETWEEN) if asked_for else 0
 
     @cache
     def block(position: int) -> str:
@@ -65,7 +76,8 @@ def offline_summary(source: Source) -> str:
 
         room = room - room // 3 + _keep(kept, rest, room // 3, shortened)
         _keep(kept, reversed(rest), room, shortened)
-    return shorten(_BETWEEN.join(_with_marks(kept, body)), characters_max)
+    transcript = shorten(_BETWEEN.join(_with_marks(kept, body)), characters_max)
+    return f"{asked_for}{_BETWEEN}{transcript}" if asked_for else transcript
 
 
 def _fits(lengths: Iterable[int], room: int) -> bool:

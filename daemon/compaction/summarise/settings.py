@@ -1,8 +1,8 @@
 """How a model is asked: one table of the configuration for each form of asking."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
 from recapd.protocol.errors import CompactionFailed
@@ -15,26 +15,28 @@ _BASE_URLS: Final[dict[Kind, str]] = {
 }
 
 
+def _member(default: Any, text: str, *, least: int = 1) -> Any:
+    return field(default=default, metadata={"text": text, "least": least})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnlineSettings:
     """One summariser that asks a model. At most one of the three places for the key is set.
 
-    Output counts what a model thinks, too. `attempt_timeout_s` is the time in which a byte must
-    come, `deadline_s` that of a request with all its attempts. A source too long for one request
-    takes several, and an answer that is refused one more.
+    A source too long for one request takes several, and an answer that is refused one more.
     """
 
     kind: Kind
-    model: str = ""  # there is no default: asking a model without naming it is an error
-    base_url: str = ""  # up to what all paths begin with, `/v1` mostly; empty: the provider's own
-    key_env: str = ""  # name of a variable
-    key_file: Path | None = None  # readable by its owner alone
-    key_command: tuple[str, ...] = ()  # prints the key
-    window_tokens: int = 128_000
-    output_tokens_max: int = 8_000
-    attempt_timeout_s: float = 120
-    deadline_s: float = 600
-    stream: bool = True
+    model: str = _member("", "name of the model; there is none by default")
+    base_url: str = _member("", "up to `/v1`; the provider's own if empty, none for `chat`")
+    key_env: str = _member("", "variable that holds the key")
+    key_file: Path | None = _member(None, "file that holds the key, with mode 0600")  # noqa: RUF009
+    key_command: tuple[str, ...] = _member((), "command that prints the key, as an array")
+    window_tokens: int = _member(128_000, "what the model can read and write together", least=4_000)
+    output_tokens_max: int = _member(8_000, "of an answer, with what the model thinks", least=100)
+    attempt_timeout_s: float = _member(120, "time in which a byte must come", least=1)
+    deadline_s: float = _member(600, "time for a request with all its attempts", least=1)
+    stream: bool = _member(True, "whether the answer comes in pieces")
 
     def checked(self) -> "OnlineSettings":
         """The settings with their base URL.
