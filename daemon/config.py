@@ -24,6 +24,7 @@ import platformdirs
 
 from recapd.daemon.compaction.summarise.settings import Kind, OnlineSettings
 from recapd.protocol.items import is_array, is_object
+from recapd.protocol.messages import Summarizer
 
 SOCKET_PATH_BYTES_MAX: Final = 107
 """What Linux takes in `sun_path`, less the closing NUL (unix(7)); other systems take a little less.
@@ -69,9 +70,7 @@ class Settings:
         "all", "which reminders are kept: all, or those that recapd made"
     )
     summary_characters_max: int = _setting(8_000, "length of an offline summary", least=200)
-    default_summarizer: Literal["offline", "responses", "chat", "anthropic"] = _setting(
-        "offline", "summarizer where none is named"
-    )
+    default_summarizer: Summarizer = _setting("offline", "summarizer where none is named")  # noqa: RUF009
     redact_summary_source: bool = _setting(True, "replace secret shapes in what is summarised")
     summarizers: tuple[OnlineSettings, ...] = ()  # tables of the file; no flag and no variable
 

@@ -333,7 +333,7 @@ class CompactionFailed(CompactionError):
         retryable: bool = False,
         retry_after_ms: int | None = None,
         hint: str | None = None,
-        attempts: Sequence[Attempt] = (),
+        attempt_log: list[Attempt] | None = None,
     ) -> None:
         super().__init__(
             hint=hint,
@@ -341,7 +341,7 @@ class CompactionFailed(CompactionError):
             stage=stage,
             provider_status=provider_status,
             retry_after_ms=retry_after_ms,
-            attempt_log=msgspec.to_builtins(attempts) if attempts else None,
+            attempt_log=msgspec.to_builtins(attempt_log) if attempt_log else None,
         )
 
     @property

@@ -270,6 +270,9 @@ class AppendParams(MutationParams, frozen=True, kw_only=True):
     items: Annotated[list[Item], Meta(min_length=1)]
 
 
+Summarizer = Literal["offline", "responses", "chat", "anthropic"]
+
+
 class Relevance(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Groups of entries that a model grades below `threshold`, from 0 to 1, are left out."""
 
@@ -277,15 +280,10 @@ class Relevance(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class CompactParams(MutationParams, frozen=True, kw_only=True):
-    """`summary` stands in for a summariser. `keep_recent_tokens` are of the latest entries.
-
-    All summarizers but `offline` ask a model, and are configured first. `instructions` says what
-    matters most: to the model, and where none is asked in front of the summary. With `relevance`
-    the model first chooses what is worth summarising.
-    """
+    """All summarizers but `offline` ask a model; a `summary` given here takes the place of any."""
 
     session_id: SessionId
-    summarizer: Literal["offline", "responses", "chat", "anthropic"] | None = None
+    summarizer: Summarizer | None = None
     summary: str | None = None
     instructions: Annotated[str, Meta(min_length=1, max_length=20_000)] | None = None
     relevance: bool | Relevance = False
@@ -550,24 +548,18 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class Attempt(msgspec.Struct, frozen=True):
-    """One attempt to get an answer of a model. `status` is `ok` or the reason why it was none.
-
-    `provider_status` is the HTTP status, `provider_code` the provider's own word for an error.
-    """
+    """A request to a model; `status` is `ok`, or why there is no answer (`provider_code` says it)."""
 
     provider: str
     status: str
     provider_status: int | None
     provider_code: str | None
     duration_ms: int
-    usage: Usage = Usage()
+    usage: Usage
 
 
 class CompactResult(MutationResult, frozen=True):
-    """With `wait: false` only `operation_id`, `status` and `session` are there.
-
-    `attempts` is the number of attempts to ask a model, each of them listed in `attempt_log`.
-    """
+    """With `wait: false` only `operation_id`, `status` and `session` are there."""
 
     operation_id: str
     status: Literal["running", "completed"]

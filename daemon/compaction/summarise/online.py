@@ -66,6 +66,8 @@ PROVIDERS: Final[Mapping[Kind, type[Provider]]] = {
     "anthropic": Anthropic,
 }
 
+_BROKEN: Final = frozenset({"timeout", "connection", "interrupted"})  # behind the first text, too
+
 _HINTS: Final = {
     "unauthorized": "The provider did not take the key.",
     "forbidden": "The key may not use this model.",
@@ -266,10 +268,10 @@ def _joined(blocks: list[Block]) -> str:
 def _failed(failure: ProviderFailed, caller: "Caller") -> CompactionFailed:
     retry_after_s = failure.retry_after_s
     return CompactionFailed(
-        stage="accept" if failure.answered else "summarise",
+        stage="accept" if failure.answered and failure.status not in _BROKEN else "summarise",
         provider_status=failure.provider_status,
         retryable=failure.transient,
         retry_after_ms=None if retry_after_s is None else round(retry_after_s * 1000),
         hint=_HINTS.get(failure.status),
-        attempts=caller.attempts,
+        attempt_log=caller.attempts,
     )
