@@ -548,7 +548,7 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class Attempt(msgspec.Struct, frozen=True):
-    """A request to a model; `status` is `ok`, or why there is no answer (`provider_code` says it)."""
+    """A request to a model; `status` is `ok`, or says why there is no answer."""
 
     provider: str
     status: str
