@@ -300,9 +300,10 @@ def test_the_exit_codes_of_serve_are_those_of_the_command_line() -> None:
 
 def test_the_help_names_every_command_and_every_exit_code(shared: Home) -> None:
     said = shared.ok("--help").decode()
-    for (
-        command
-    ) in "serve start stop status new list append show compact revisions export watch".split():
+    for command in (
+        "serve start stop status new list append show compact revisions restore rewind fork"
+        " export watch delete call"
+    ).split():
         assert re.search(rf"^  {command} +[A-Z]", said, re.MULTILINE)
         assert b"Usage: recapd" in shared.ok(command, "--help")
     for code in ExitCode:
