@@ -18,6 +18,7 @@ from recapd.daemon.actor import Actors
 from recapd.daemon.compaction import pipeline
 from recapd.daemon.compaction.summarise.base import Summariser
 from recapd.daemon.dispatch import rpc_error
+from recapd.daemon.histories import put_in_place, read_pages
 from recapd.daemon.redaction import Redactor
 from recapd.daemon.signal import Signal
 from recapd.daemon.subscriptions import Subscriptions
@@ -31,11 +32,12 @@ from recapd.protocol.errors import (
 )
 from recapd.protocol.items import item_facts
 from recapd.protocol.messages import ArchiveInfo, CompactResult
-from recapd.storage.entry import Entry, Reminder, decode_entry
+from recapd.storage.entry import Entry, Reminder, decode_entry, encode_entry
 from recapd.storage.errors import OutcomeUnknown, StorageError, StoreError
 from recapd.storage.pending import Pending
 from recapd.storage.store import (
     Expect,
+    History,
     Operation,
     Receipt,
     Replacement,
@@ -72,6 +74,7 @@ class Compaction:
     begun: "Pending[Session | Replayed]"
     ended: "Pending[bytes]" = field(default_factory=lambda: Pending[bytes]())
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    cancelled: RpcError = field(default_factory=Cancelled)  # what it ends with, if it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,13 +143,15 @@ class Compactions:
         """The compaction of that id, while it runs in this process."""
         return self._running.get(operation_id)
 
-    async def end_all_of(self, session_id: str) -> None:
-        """Cancel what runs for a session that was deleted, until it has ended and left no file.
+    async def end_all_of(self, session_id: str, error: RpcError) -> None:
+        """Cancel what runs for a session, until it has ended with `error` and left no file: the
+        session was deleted, or another is about to replace its history.
 
         Only within the session's exclusive turn, where none can be committing or begin.
         """
         for compaction in list(self._running.values()):
             if compaction.session_id == session_id:
+                compaction.cancelled = error
                 compaction.scope.cancel()
                 await compaction.ended.settled()
 
@@ -165,13 +170,13 @@ class Compactions:
             self._tasks.start_soon(self._run, compaction, session)
 
     async def _run(self, compaction: Compaction, session: Session) -> None:
-        failure: RpcError = Cancelled()
         try:
             with compaction.scope:
                 result = await self._compact(compaction, session)
                 self._ended(compaction)
                 compaction.ended.resolve(result)
                 return
+            failure = compaction.cancelled
         except Exception as error:
             failure = rpc_error(error)
         status: Status = "failed"
@@ -304,10 +309,12 @@ class Compactions:
         change = Replacement(
             compaction.operation_id,
             archive,
-            history,
-            [call for entry in history for call in item_facts(entry.item).calls],
-            entry_id + 1,
-            tokens_after,
+            History(
+                [encode_entry(entry) for entry in history],
+                [call for entry in history for call in item_facts(entry.item).calls],
+                entry_id + 1,
+                tokens_after,
+            ),
             {
                 "tokens_before": wire_tokens(present.tokens),
                 "tokens_after": wire_tokens(tokens_after),
@@ -326,13 +333,7 @@ class Compactions:
             )
             return outcome
 
-        try:
-            await store.replace(compaction.session_id, change, render=render).wait()
-        except OutcomeUnknown:
-            raise
-        except StoreError:
-            await store.discard_archive(compaction.session_id, archive.revision)
-            raise
+        await put_in_place(store, compaction.session_id, change, render=render)
         logger.info(
             "compacted: %d entries to %d, generation %d",
             present.entries,
@@ -343,20 +344,14 @@ class Compactions:
 
     async def _entries(self, session: Session, start: int) -> list[Entry]:
         """The entries from index `start` on, of the history as `session` knows it."""
-        entries: list[Entry] = []
-        next_index: int | None = start
-        while next_index is not None and next_index < session.entries:
-            page = await self._store.page(
-                session.session_id,
-                generation=session.generation,
-                start=next_index,
-                total=session.entries,
-                limit=_PAGE_ENTRIES,
-                bytes_max=_PAGE_BYTES,
-            )
-            entries += map(decode_entry, page.entries)
-            next_index = page.next_index
-        return entries
+        pages = read_pages(
+            self._store,
+            session.session_id,
+            generation=session.generation,
+            entries=session.entries,
+            start=start,
+        )
+        return [decode_entry(line) async for lines in pages for line in lines]
 
 
 def _recorded(end: "Pending[Operation]") -> RpcError | None:
@@ -365,10 +360,6 @@ def _recorded(end: "Pending[Operation]") -> RpcError | None:
         return from_wire(msgspec.json.decode(end.result().outcome or b"{}"))
     except StoreError:
         return None
-
-
-_PAGE_ENTRIES: Final = 2_000  # decoded in about 3 ms, so the event loop goes on between pages
-_PAGE_BYTES: Final = 4 << 20
 
 
 def _result(

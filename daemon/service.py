@@ -12,7 +12,8 @@ from recapd.daemon.compactions import Compactions
 from recapd.daemon.config import Settings
 from recapd.daemon.connection import Connection, Flusher
 from recapd.daemon.dispatch import Dispatcher, Handler
-from recapd.daemon.handlers import events, history, operations, server, sessions
+from recapd.daemon.handlers import events, history, operations, past, server, sessions
+from recapd.daemon.past import Past
 from recapd.daemon.signal import Signal
 from recapd.daemon.subscriptions import Subscriptions
 from recapd.protocol.messages import Limits
@@ -31,6 +32,9 @@ _HANDLERS: Final[dict[str, Handler]] = {
     "session.revisions": history.revisions,
     "session.append": sessions.append,
     "session.compact": history.compact,
+    "session.restore": past.restore,
+    "session.rewind": past.rewind,
+    "session.fork": past.fork,
     "session.export": history.export,
     "session.update": sessions.update,
     "session.delete": sessions.delete,
@@ -90,6 +94,7 @@ class Service:
         self.actors = Actors(store)
         self.subscriptions = Subscriptions(store)
         self.compactions = Compactions(store, self.actors, self.subscriptions, tasks, now_ms)
+        self.past = Past(store, self.actors, self.compactions)
         self.dispatcher = Dispatcher(_HANDLERS)
         self.stopping = stopping
         self.draining = False

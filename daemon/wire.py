@@ -38,7 +38,9 @@ def wire_session(session: Session) -> messages.Session:
         session.archived_revisions,
         session.durability,
         session.state,
-        None,
+        None
+        if session.parent is None
+        else messages.Parent(session.parent.session_id, session.parent.revision),
         session.running is not None,
     )
 

@@ -42,6 +42,32 @@ _COMPACTED: Final = msgspec.structs.replace(
 _RENAMED: Final = msgspec.structs.replace(
     _COMPACTED, title="A short talk", updated_at="2026-12-01T10:06:00.000Z"
 )
+_RESTORED: Final = msgspec.structs.replace(
+    _SESSION,
+    title=_RENAMED.title,
+    updated_at="2026-12-01T10:07:00.000Z",
+    revision=3,
+    generation=2,
+    archived_revisions=(2, 1),
+)
+_REWOUND: Final = msgspec.structs.replace(
+    _RESTORED,
+    updated_at="2026-12-01T10:08:00.000Z",
+    revision=4,
+    generation=3,
+    entries=1,
+    tokens=m.Tokens(11, "bytes/4", exact=False),
+    archived_revisions=(3, 2, 1),
+)
+_FORK: Final = msgspec.structs.replace(
+    _SESSION,
+    session_id="other",
+    title="Another talk",
+    created_at="2026-12-01T10:09:00.000Z",
+    updated_at="2026-12-01T10:09:00.000Z",
+    revision=0,
+    parent=m.Parent("talk", 1),
+)
 _ITEMS: Final = (
     Raw(b'{"role":"developer","content":"Be brief."}'),
     Raw(b'{"role":"user","content":"Hi!"}'),
@@ -205,6 +231,34 @@ EXAMPLES: Final[dict[str, tuple[m.Params, msgspec.Struct]]] = {
     "session.compact": (
         m.CompactParams(session_id="talk", operation_id="compact-1"),
         _COMPACTION,
+    ),
+    "session.restore": (
+        m.RestoreParams(session_id="talk", revision=1, operation_id="restore-1"),
+        m.ReplaceResult(
+            "restore-1",
+            _RESTORED,
+            archived_revision=2,
+            entries_before=2,
+            entries_after=2,
+            tokens_before=_COMPACTED.tokens,
+            tokens_after=_RESTORED.tokens,
+        ),
+    ),
+    "session.rewind": (
+        m.RewindParams(session_id="talk", after_entry_id=1, operation_id="rewind-1"),
+        m.ReplaceResult(
+            "rewind-1",
+            _REWOUND,
+            archived_revision=3,
+            entries_before=2,
+            entries_after=1,
+            tokens_before=_RESTORED.tokens,
+            tokens_after=_REWOUND.tokens,
+        ),
+    ),
+    "session.fork": (
+        m.ForkParams(session_id="talk", revision=1, new_session_id="other", title="Another talk"),
+        m.SessionResult(_FORK),
     ),
     "session.export": (
         m.ExportParams(session_id="talk", revision=1, redact="none"),

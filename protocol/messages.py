@@ -292,6 +292,30 @@ class CompactParams(MutationParams, frozen=True, kw_only=True):
     wait: bool = True
 
 
+class RestoreParams(MutationParams, frozen=True, kw_only=True):
+    """One of `archived_revisions`; the present one changes nothing."""
+
+    session_id: SessionId
+    revision: Count
+
+
+class RewindParams(MutationParams, frozen=True, kw_only=True):
+    """An entry of the present history, the last that stays; 0: none stays."""
+
+    session_id: SessionId
+    after_entry_id: Count
+
+
+class ForkParams(MutationParams, frozen=True, kw_only=True):
+    """Absent: the present revision, all its entries, an id from the server, the same title."""
+
+    session_id: SessionId
+    revision: Count | None = None
+    after_entry_id: Count | None = None
+    new_session_id: SessionId | None = None
+    title: Title | None = None
+
+
 class ExportParams(Params, frozen=True, kw_only=True):
     """A chunk has `max_bytes` bytes of UTF-8 at most; absent, 1 MiB."""
 
@@ -578,6 +602,18 @@ class CompactResult(MutationResult, frozen=True):
     redactions: dict[str, int] | UnsetType = UNSET
 
 
+class ReplaceResult(MutationResult, frozen=True):
+    """`archived_revision` is null where that history was there already, and nothing changed."""
+
+    operation_id: str
+    session: Session
+    archived_revision: int | None
+    entries_before: int
+    entries_after: int
+    tokens_before: Tokens
+    tokens_after: Tokens
+
+
 class ManifestRevision(msgspec.Struct, frozen=True):
     """One history within an export."""
 
@@ -663,7 +699,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HistoryReplaced(Event, frozen=True, kw_only=True):
-    """`entries_*` are counts; `carried_over` of them were appended during the compaction."""
+    """`entries_*` and `carried_over` are counts; `reminder_entry_id` is a compaction's."""
 
     kind: Literal["compaction", "restore", "rewind"]
     from_generation: int
@@ -674,7 +710,7 @@ class HistoryReplaced(Event, frozen=True, kw_only=True):
     tokens_before: Tokens
     tokens_after: Tokens
     retained_entry_ids: list[int]
-    reminder_entry_id: int
+    reminder_entry_id: int | None
     carried_over: int
 
 

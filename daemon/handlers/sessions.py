@@ -55,7 +55,8 @@ def replay(operation: Operation) -> object:
     return {**members, "replayed": True}
 
 
-def _answer(convert: Callable[[T], object]) -> Callable[[T | Replayed], object]:
+def answer(convert: Callable[[T], object]) -> Callable[[T | Replayed], object]:
+    """Makes the answer of what was done, or repeats the recorded one."""
     return lambda outcome: (
         replay(outcome.operation) if isinstance(outcome, Replayed) else convert(outcome)
     )
@@ -85,7 +86,8 @@ def _check_labels(labels: dict[str, str]) -> None:
         raise InvalidParams.at("$.labels", f"at most {_LABELS_CHARACTERS_MAX} characters in all")
 
 
-def _session_result(session: Session) -> m.SessionResult:
+def session_result(session: Session) -> m.SessionResult:
+    """The session after the change."""
     return m.SessionResult(wire_session(session))
 
 
@@ -124,7 +126,7 @@ async def create(call: Call, params: m.CreateParams) -> Later:
         receipt_for("session.create", params, params.operation_id),
         lambda session: encode(_create_result(session)),
     )
-    return Later(pending, _answer(_create_result))
+    return Later(pending, answer(_create_result))
 
 
 async def append(call: Call, params: m.AppendParams) -> Later:
@@ -135,7 +137,7 @@ async def append(call: Call, params: m.AppendParams) -> Later:
         receipt_for("session.append", params, params.operation_id),
         lambda appended: encode(_append_result(appended)),
     )
-    return Later(pending, _answer(_append_result))
+    return Later(pending, answer(_append_result))
 
 
 async def update(call: Call, params: m.UpdateParams) -> Later:
@@ -152,9 +154,9 @@ async def update(call: Call, params: m.UpdateParams) -> Later:
         changes,
         expect_of(params),
         receipt_for("session.update", params, params.operation_id),
-        lambda session: encode(_session_result(session)),
+        lambda session: encode(session_result(session)),
     )
-    return Later(pending, _answer(_session_result))
+    return Later(pending, answer(session_result))
 
 
 async def delete(call: Call, params: m.DeleteParams) -> object:
@@ -173,8 +175,8 @@ async def delete(call: Call, params: m.DeleteParams) -> object:
             # Before a session of the same id can be made: what still ran for the old one would
             # take the new one's archive for its own.
             if not pending.failed and pending.result() is True:
-                await service.compactions.end_all_of(params.session_id)
-    return _answer(_delete_result)(pending.result())
+                await service.compactions.end_all_of(params.session_id, Cancelled())
+    return answer(_delete_result)(pending.result())
 
 
 async def list_sessions(call: Call, params: m.ListParams) -> m.ListResult:

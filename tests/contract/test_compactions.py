@@ -17,6 +17,7 @@ from recapd.storage.errors import (
 from recapd.storage.store import (
     Appended,
     Expect,
+    History,
     Kind,
     NewItem,
     NewSession,
@@ -44,7 +45,8 @@ def render(session: Session) -> bytes:
 
 
 def replacement(archive: Revision, *history: Entry) -> Replacement:
-    return Replacement(archive.operation_id, archive, history, [], 4, Tokens(9, 0), {})
+    lines = [encode_entry(entry) for entry in history]
+    return Replacement(archive.operation_id, archive, History(lines, [], 4, Tokens(9, 0)), {})
 
 
 @pytest.fixture(autouse=True)

@@ -28,6 +28,9 @@ METHOD_TESTS: Final = {
     "session.compact": (
         "test_compact.py::test_a_compaction_replaces_the_history_and_says_what_it_did"
     ),
+    "session.restore": "test_past.py::test_a_restore_brings_the_very_same_entries_back",
+    "session.rewind": "test_past.py::test_a_rewind_drops_what_came_later",
+    "session.fork": "test_past.py::test_a_fork_is_a_session_with_the_same_entries",
     "session.export": "test_export.py::test_a_cursor_of_another_export_is_invalid",
     "session.update": "test_sessions.py::test_an_update_changes_what_it_names_and_null_clears",
     "session.delete": "test_sessions.py::test_a_deleted_session_is_gone_with_its_archives",
@@ -78,7 +81,7 @@ ERROR_TESTS: Final = {
     "compaction_failed": (
         "test_compact.py::test_a_summariser_that_fails_leaves_everything_as_it_was"
     ),
-    "superseded": "test_compact.py::test_a_history_that_another_replaced_is_left_alone",
+    "superseded": "test_past.py::test_a_running_compaction_ends_as_superseded",
     "result_too_large": (
         "test_compact.py::test_a_result_over_the_limit_leaves_everything_as_it_was"
     ),

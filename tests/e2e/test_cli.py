@@ -300,9 +300,10 @@ def test_the_exit_codes_of_serve_are_those_of_the_command_line() -> None:
 
 def test_the_help_names_every_command_and_every_exit_code(shared: Home) -> None:
     said = shared.ok("--help").decode()
-    for (
-        command
-    ) in "serve start stop status new list append show compact revisions export watch".split():
+    for command in (
+        "serve start stop status new list append show compact revisions restore rewind fork"
+        " export watch delete call"
+    ).split():
         assert re.search(rf"^  {command} +[A-Z]", said, re.MULTILINE)
         assert b"Usage: recapd" in shared.ok(command, "--help")
     for code in ExitCode:
@@ -501,6 +502,43 @@ def test_a_compaction_archives_what_it_replaces(shared: Home) -> None:
     assert every == archived + present
     assert ITEMS[0] in present
     assert "revision_not_found" in shared.fails(1, "show", session_id, "--revision", "9")
+
+
+def test_a_restore_and_a_rewind_go_back_and_can_be_taken_back(shared: Home) -> None:
+    session_id = shared.session(*ITEMS)
+    shared.ok("compact", session_id, "--force")
+    original = shared.ok("export", session_id, "--revision", "1", "--no-redact")
+    said = shared.ok("restore", session_id, "1").decode()
+    assert said == "revision 3, the one before is archived: 2\n3 entries, now 3\n"
+    assert shared.ok("export", session_id, "--no-redact") == original
+    assert b"has that history already" in shared.ok("rewind", session_id, "3")
+    said = shared.ok("rewind", session_id, "1").decode()
+    assert said == "revision 4, the one before is archived: 3\n3 entries, now 1\n"
+    assert shared.ok("export", session_id, "--no-redact") == ITEMS[0] + b"\n"
+    result = shared.json("restore", session_id, "3")
+    assert (result["archived_revision"], result["entries_after"]) == (4, 3)
+    kinds = [one["kind"] for one in shared.json("revisions", session_id)["revisions"]]
+    assert kinds == ["restore", "rewind", "restore", "compaction"]
+    assert "revision_not_found" in shared.fails(1, "restore", session_id, "9")
+    said = shared.fails(1, "rewind", session_id, "9")
+    assert "not_found" in said
+    assert "what=entry" in said
+    shared.fails(2, "rewind", session_id, "last")
+
+
+def test_a_fork_is_a_session_of_its_own(shared: Home) -> None:
+    session_id = shared.session(*ITEMS)
+    shared.ok("compact", session_id, "--force")
+    forked = shared.ok("fork", session_id).decode().strip()
+    present = shared.ok("export", session_id, "--no-redact")
+    assert shared.ok("export", forked, "--no-redact") == present
+    arguments = ["--revision", "1", "--after", "2", "--id", f"{session_id}-2", "--title", "t"]
+    told = shared.json("fork", session_id, *arguments)["session"]
+    assert (told["session_id"], told["title"]) == (f"{session_id}-2", "t")
+    assert told["parent"] == {"session_id": session_id, "revision": 1}
+    shared.ok("delete", session_id, "--yes")
+    assert shared.ok("export", told["session_id"], "--no-redact") == b"\n".join(ITEMS[:2]) + b"\n"
+    assert "already_exists" in shared.fails(1, "fork", forked, "--id", told["session_id"])
 
 
 def test_a_compaction_takes_a_summary_from_a_file_or_standard_input(
@@ -755,6 +793,9 @@ FORBIDDEN: Final = (
         "export SESSION",
         "revisions SESSION",
         "compact SESSION --force",
+        "restore SESSION 1",
+        "rewind SESSION 0",
+        "fork SESSION",
         "delete SESSION",
         "call protocol.ping",
     ],
