@@ -6,7 +6,7 @@ commit (in the actor, not cancellable): archive, then one transaction. DESIGN.md
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -17,12 +17,14 @@ from anyio.abc import TaskGroup
 from recapd.daemon.actor import Actors
 from recapd.daemon.compaction import pipeline
 from recapd.daemon.compaction.summarise.base import Summariser
+from recapd.daemon.compaction.tokens import count_tokens_of
 from recapd.daemon.dispatch import rpc_error
 from recapd.daemon.histories import put_in_place, read_pages
 from recapd.daemon.redaction import Redactor
 from recapd.daemon.signal import Signal
 from recapd.daemon.subscriptions import Subscriptions
 from recapd.daemon.wire import wire_session, wire_tokens
+from recapd.protocol import messages
 from recapd.protocol.errors import (
     Cancelled,
     NothingToCompact,
@@ -31,9 +33,15 @@ from recapd.protocol.errors import (
     from_wire,
 )
 from recapd.protocol.items import item_facts
-from recapd.protocol.messages import ArchiveInfo, CompactResult
+from recapd.protocol.messages import (
+    ArchiveInfo,
+    CompactionPlan,
+    CompactResult,
+    PlannedPart,
+    PlannedRequest,
+)
 from recapd.storage.entry import Entry, Reminder, decode_entry, encode_entry
-from recapd.storage.errors import OutcomeUnknown, StorageError, StoreError
+from recapd.storage.errors import Conflict, OutcomeUnknown, SessionClosed, StorageError, StoreError
 from recapd.storage.pending import Pending
 from recapd.storage.store import (
     Expect,
@@ -138,6 +146,59 @@ class Compactions:
         )
         compaction.begun.on_done(lambda begun: self._launch(compaction, begun))
         return compaction
+
+    async def plan(
+        self,
+        session_id: str,
+        expect: Expect,
+        *,
+        summarise: Summariser,
+        settings: pipeline.Settings,
+        force: bool,
+        redactor: Redactor | None,
+    ) -> CompactResult:
+        """What a compaction would do with the history as it is; nothing is done, nobody asked.
+
+        Raises:
+            NothingToCompact: it would end so.
+            CompactionFailed: no request could be made of it.
+        """
+        session = await self._store.session(session_id)
+        if session.state == "archived":
+            raise SessionClosed
+        at = session.revision, session.generation
+        if expect.revision not in (None, at[0]) or expect.generation not in (None, at[1]):
+            raise Conflict(*at)
+        parts = await pipeline.divide(await self._entries(session, 0), settings)
+        if parts.nothing_to_summarise and not force:
+            raise NothingToCompact
+        redact = redactor.text if redactor else str
+        request = await summarise.first_request(await pipeline.source_of(parts, settings, redact))
+
+        async def part(entries: Sequence[Entry]) -> PlannedPart:
+            tokens = await count_tokens_of([entry.item for entry in entries])
+            return PlannedPart(
+                [entry.entry_id for entry in entries],
+                messages.Tokens(tokens.count, tokens.method, tokens.exact),
+            )
+
+        return CompactResult(
+            None,
+            "planned",
+            wire_session(session),
+            CompactionPlan(
+                await part(parts.instructions),
+                await part(parts.reminders),
+                await part(parts.tail),
+                await part(parts.body),
+                await part(parts.dropped),
+                settings.context_limit,
+                PlannedRequest(request.provider, msgspec.Raw(request.body)) if request else None,
+            ),
+            entries_before=session.entries,
+            tokens_before=wire_tokens(session.tokens),
+            redactions=dict(redactor.counts) if redactor else {},
+        )
 
     def find(self, operation_id: str) -> Compaction | None:
         """The compaction of that id, while it runs in this process."""

@@ -288,6 +288,8 @@ class CompactParams(MutationParams, frozen=True, kw_only=True):
     instructions: Annotated[str, Meta(min_length=1, max_length=20_000)] | None = None
     relevance: bool | Relevance = False
     keep_recent_tokens: Count = 0
+    fold_reminders: bool = False
+    dry_run: bool = False
     force: bool = False
     wait: bool = True
 
@@ -582,12 +584,39 @@ class Attempt(msgspec.Struct, frozen=True):
     usage: Usage
 
 
-class CompactResult(MutationResult, frozen=True):
-    """With `wait: false` only `operation_id`, `status` and `session` are there."""
+class PlannedPart(msgspec.Struct, frozen=True):
+    """Entries that share a fate, in their order."""
 
-    operation_id: str
-    status: Literal["running", "completed"]
+    entry_ids: list[int]
+    tokens: Tokens
+
+
+class PlannedRequest(msgspec.Struct, frozen=True):
+    """The first request to the model, word for word but for a random word in its tags."""
+
+    provider: str
+    body: Raw
+
+
+class CompactionPlan(msgspec.Struct, frozen=True):
+    """What stays, what is summarised and what goes; `request` is null where no model is asked."""
+
+    instructions: PlannedPart
+    reminders: PlannedPart
+    tail: PlannedPart
+    summarised: PlannedPart
+    dropped: PlannedPart
+    context_limit: int
+    request: PlannedRequest | None
+
+
+class CompactResult(MutationResult, frozen=True):
+    """With `wait: false` only three members are there; `plan` belongs to a `dry_run`."""
+
+    operation_id: str | None  # null for a `dry_run`
+    status: Literal["running", "completed", "planned"]
     session: Session
+    plan: CompactionPlan | UnsetType = UNSET
     archived_revision: int | UnsetType = UNSET
     archive: ArchiveInfo | UnsetType = UNSET
     entries_before: int | UnsetType = UNSET

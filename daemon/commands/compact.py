@@ -29,6 +29,12 @@ from recapd.protocol.messages import (
     default=0,
     help="Keep as many of the latest entries as fit into so many tokens.",
 )
+@click.option(
+    "--fold-reminders",
+    is_flag=True,
+    help="Summarise reminders that leave no room.",
+)
+@click.option("--dry-run", is_flag=True, help="Only tell what would be kept and summarised.")
 @click.option("--force", is_flag=True, help="Even where there is nothing to summarise.")
 @click.option("--no-wait", is_flag=True, help="Print the operation's id and wait for nothing.")
 @click.option(
@@ -46,6 +52,8 @@ from recapd.protocol.messages import (
 def command(
     session_id: str,
     keep_recent_tokens: int,
+    fold_reminders: bool,
+    dry_run: bool,
     force: bool,
     no_wait: bool,
     summary: TextIO | None,
@@ -64,6 +72,8 @@ def command(
         instructions=instructions,
         relevance=relevance,
         keep_recent_tokens=keep_recent_tokens,
+        fold_reminders=fold_reminders,
+        dry_run=dry_run,
         force=force,
         wait=not no_wait,
     )
@@ -117,8 +127,19 @@ async def _next(events: Subscription) -> CompactionProgress:
 
 
 def _lines(result: CompactResult) -> list[str]:
+    if result.plan is not msgspec.UNSET:
+        return [
+            f"{name}: {len(part.entry_ids)} entries, {_count(part.tokens)} tokens"
+            for name, part in (
+                ("instructions, kept", result.plan.instructions),
+                ("reminders, kept", result.plan.reminders),
+                ("latest, kept", result.plan.tail),
+                ("summarised", result.plan.summarised),
+                ("older reminders, left out", result.plan.dropped),
+            )
+        ]
     if result.status == "running":
-        return [result.operation_id]
+        return [str(result.operation_id)]
     asked = "" if not result.attempts else f", {result.quality}, attempts: {result.attempts}"
     return [
         f"revision {result.session.revision}, the one before is archived:"

@@ -10,7 +10,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -46,6 +46,7 @@ class Settings:
     context_limit: int = 20_000  # tokens of the new history
     keep_recent_tokens: int = 0  # for the latest groups, beside unanswered calls
     reminders: Reminders = "all"
+    fold_reminders: bool = False  # into the summary, where they leave no room for it
     summary_characters_max: int = SUMMARY_CHARACTERS_MAX
 
 
@@ -123,8 +124,27 @@ async def divide(
         if len(history) * ENTRY_BYTES <= SLICE_BYTES
         else await anyio.to_thread.run_sync(divide_it)
     )
+    if settings.fold_reminders:
+        divided = await _fold(divided, settings.context_limit)
     progress("partition", len(history), len(history))
     return divided
+
+
+async def _fold(parts: Partition, context_limit: int) -> Partition:
+    """Move the oldest reminders into the body until a quarter of the limit is free for the new one.
+
+    They are older than what happened since, so they come first.
+    """
+    others = [entry.item for entry in (*parts.instructions, *parts.tail)]
+    sizes = [(await count_tokens_of([entry.item])).count for entry in parts.reminders]
+    excess = (await count_tokens_of(others)).count + sum(sizes) - context_limit * 3 // 4
+    folded = 0
+    while excess > 0 and folded < len(sizes):
+        excess -= sizes[folded]
+        folded += 1
+    return replace(
+        parts, reminders=parts.reminders[folded:], body=parts.reminders[:folded] + parts.body
+    )
 
 
 async def prepare(
@@ -145,14 +165,7 @@ async def prepare(
         CompactionFailed: the summariser has none (its own stage), or not one to keep (`accept`).
         ResultTooLarge: more than `context_limit` tokens; `data` has the `parts` they come from.
     """
-    source = Source(
-        parts.instructions,
-        parts.reminders,
-        parts.body,
-        settings.summary_characters_max,
-        redact,
-        partial(progress, "summarise"),
-    )
+    source = await source_of(parts, settings, redact, progress)
     progress("summarise", 0, 1)
     summary = await summarise(source)
     text = accept(summary.text)
@@ -161,6 +174,23 @@ async def prepare(
     tokens_after = await _check(parts, reminder_item(text, archived_revision), settings)
     progress("check", 1, 1)
     return Plan(parts, text, summary.quality, summary.attempts, tokens_after)
+
+
+async def source_of(
+    parts: Partition,
+    settings: Settings,
+    redact: Callable[[str], str],
+    progress: Progress = _tell_nobody,
+) -> Source:
+    """What a summariser is given of a history that was divided."""
+    return Source(
+        parts.instructions,
+        parts.reminders,
+        parts.body,
+        settings.summary_characters_max,
+        redact,
+        partial(progress, "summarise"),
+    )
 
 
 async def compact_entries(

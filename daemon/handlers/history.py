@@ -102,6 +102,24 @@ async def compact(call: Call, params: m.CompactParams) -> object:
     service = call.service
     settings = service.settings
     summarise = _summariser(params, settings)
+    how = pipeline.Settings(
+        context_limit=settings.context_limit,
+        keep_recent_tokens=params.keep_recent_tokens,
+        reminders=settings.reminders,
+        fold_reminders=params.fold_reminders,
+        summary_characters_max=settings.summary_characters_max,
+    )
+    redactor = Redactor() if settings.redact_summary_source else None
+    if params.dry_run:
+        call.release()
+        return await service.compactions.plan(
+            params.session_id,
+            expect_of(params),
+            summarise=summarise,
+            settings=how,
+            force=params.force,
+            redactor=redactor,
+        )
     receipt = receipt_for("session.compact", params, params.operation_id or service.new_id())
     assert isinstance(receipt, Receipt)
     compaction = service.compactions.start(
@@ -109,14 +127,9 @@ async def compact(call: Call, params: m.CompactParams) -> object:
         receipt,
         expect_of(params),
         summarise=summarise,
-        settings=pipeline.Settings(
-            context_limit=settings.context_limit,
-            keep_recent_tokens=params.keep_recent_tokens,
-            reminders=settings.reminders,
-            summary_characters_max=settings.summary_characters_max,
-        ),
+        settings=how,
         force=params.force,
-        redactor=Redactor() if settings.redact_summary_source else None,
+        redactor=redactor,
     )
     with anyio.CancelScope(shield=True):  # it was handed over: its outcome is the answer
         await compaction.begun.settled()

@@ -16,7 +16,14 @@ from tests.daemon.conftest import WAIT_S, Daemon, Message, Peer, notification, u
 from tests.provider_stub import KINDS, SUMMARY, Json, events, serving, sse
 
 from recapd.daemon.compaction.summarise.http import ATTEMPTS_MAX
-from recapd.protocol.errors import CompactionFailed, InvalidParams
+from recapd.protocol.errors import (
+    CompactionFailed,
+    Conflict,
+    InvalidParams,
+    NotFound,
+    NothingToCompact,
+    ResultTooLarge,
+)
 
 Start = Callable[..., AbstractAsyncContextManager[Daemon]]
 
@@ -324,3 +331,70 @@ async def test_a_compaction_that_nobody_waits_for_goes_on(start: Start) -> None:
             pending.may_end.set()
             operation = await peer.call("operation.get", operation_id="o", wait_ms=10_000)
             assert operation["operation"]["status"] == "completed"
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "offline"])
+async def test_a_dry_run_tells_the_plan_and_the_request_and_does_nothing(
+    start: Start, port: int, folder: Path, kind: str
+) -> None:
+    (folder / "key").write_text(KEY)
+    (folder / "key").chmod(0o600)
+    tables = summarizers(port, "refuse", key_file=str(folder / "key"))
+    reminder = user("<system-reminder>kept</system-reminder>")
+    async with start(summarizers=tables) as daemon, daemon.connect() as peer:
+        await begin(peer)
+        await peer.call("session.append", session_id="a", items=[reminder, user("recent " * 50)])
+        before = await look(peer)
+        answer = await peer.answer(
+            await peer.ask(
+                "session.compact",
+                session_id="a",
+                summarizer=kind,
+                keep_recent_tokens=200,
+                dry_run=True,
+            )
+        )
+        assert KEY not in json.dumps(answer)
+        result = answer["result"]
+        assert (result["operation_id"], result["status"]) == (None, "planned")
+        plan = result["plan"]
+        parts = ("instructions", "reminders", "summarised", "tail", "dropped")
+        assert [plan[part]["entry_ids"] for part in parts] == [[1], [4], [2, 3], [5], []]
+        assert plan["summarised"]["tokens"]["count"] > plan["tail"]["tokens"]["count"] > 0
+        if kind == "offline":
+            assert plan["request"] is None
+        else:
+            assert plan["request"]["provider"] == kind
+            assert plan["request"]["body"]["model"] == "m"
+            sent = json.dumps(plan["request"]["body"])
+            assert "why does the build fail?" in sent
+            assert "recent recent" not in sent
+        assert await look(peer) == before
+        events = await peer.call("session.events", session_id="a", since=0)
+        assert "compaction.started" not in {event["method"] for event in events["events"]}
+
+
+async def test_a_dry_run_fails_as_the_real_one_would(peer: Peer) -> None:
+    await peer.call("session.create", session_id="a", items=HISTORY[:1])
+    with pytest.raises(NothingToCompact):
+        await peer.call("session.compact", session_id="a", dry_run=True)
+    with pytest.raises(Conflict):
+        await peer.call("session.compact", session_id="a", dry_run=True, expected_revision=7)
+    with pytest.raises(NotFound):
+        await peer.call("session.compact", session_id="b", dry_run=True)
+
+
+async def test_reminders_that_leave_no_room_can_be_folded_into_the_summary(start: Start) -> None:
+    """`result_too_large` by default; the oldest go first, and their text into the summary."""
+    notes = [
+        user(f"<system-reminder>note-{number} {'word ' * 150}</system-reminder>")
+        for number in range(8)
+    ]
+    async with start(context_limit=1200) as daemon, daemon.connect() as peer:
+        await peer.call("session.create", session_id="a", items=[*notes, user("hello")])
+        with pytest.raises(ResultTooLarge):
+            await peer.call("session.compact", session_id="a")
+        await peer.call("session.compact", session_id="a", fold_reminders=True)
+        entries = await peer.entries("a")
+        assert [entry["id"] for entry in entries][:-1] == [4, 5, 6, 7, 8]
+        assert "note-0" in json.dumps(entries[-1])

@@ -40,8 +40,20 @@ class Summary:
     attempts: tuple[Attempt, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a provider is going to be sent: the body as JSON, without the key."""
+
+    provider: str
+    body: bytes
+
+
 class Summariser(Protocol):
     """Makes a summary."""
+
+    async def first_request(self, source: Source) -> Request | None:
+        """The first request that a summary of `source` takes; None where no model is asked."""
+        return None
 
     async def __call__(self, source: Source) -> Summary:
         """The summary of `source`. A cancel leaves nothing open.

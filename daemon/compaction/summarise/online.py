@@ -14,15 +14,16 @@ the margin grows.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import anyio.from_thread
 import anyio.to_thread
+import msgspec
 
 from recapd.daemon.compaction.relevance import GROUP_TOKENS_MAX, relevant
 from recapd.daemon.compaction.summarise.acceptance import accepted, graded
 from recapd.daemon.compaction.summarise.anthropic import Anthropic
-from recapd.daemon.compaction.summarise.base import Source, Summariser, Summary
+from recapd.daemon.compaction.summarise.base import Request, Source, Summariser, Summary
 from recapd.daemon.compaction.summarise.chat import Chat
 from recapd.daemon.compaction.summarise.chunks import (
     TOKEN_CHARACTERS_MAX,
@@ -35,15 +36,18 @@ from recapd.daemon.compaction.summarise.chunks import (
 from recapd.daemon.compaction.summarise.keys import Key, read_key
 from recapd.daemon.compaction.summarise.offline import NOTHING
 from recapd.daemon.compaction.summarise.prompt import Context, grading_prompt, summary_prompt
-from recapd.daemon.compaction.summarise.provider import Prompt, Provider, ProviderFailed
+from recapd.daemon.compaction.summarise.provider import Answer, Prompt, Provider, ProviderFailed
 from recapd.daemon.compaction.summarise.responses import Responses
 from recapd.daemon.compaction.summarise.settings import Kind, OnlineSettings
 from recapd.daemon.compaction.tokens import count_tokens
 from recapd.protocol.errors import CompactionFailed
+from recapd.protocol.messages import Attempt
 from recapd.storage.entry import Entry
 
 if TYPE_CHECKING:
     from recapd.daemon.compaction.summarise.http import Caller
+
+T = TypeVar("T")
 
 MARGIN: Final = 0.9
 """Of the window that is used: other models count up to a fifth more tokens than are counted here,
@@ -117,7 +121,7 @@ class OnlineSummariser(Summariser):
     async def __call__(self, source: Source) -> Summary:
         if not source.body:
             return Summary(NOTHING, "offline")  # nothing is there that a model could be asked about
-        provider = PROVIDERS[self.settings.kind]()
+        provider = self._provider()
         key = await read_key(self.settings)
         caller = await anyio.to_thread.run_sync(self.make_caller, provider, self.settings, key)
         async with caller:
@@ -126,11 +130,64 @@ class OnlineSummariser(Summariser):
             except ProviderFailed as failure:
                 raise _failed(failure, caller) from failure
 
+    async def first_request(self, source: Source) -> Request | None:
+        """Likewise, without a key, and with nobody asked.
+
+        Raises:
+            CompactionFailed: a request would be too long.
+        """
+        listener = _Listener()
+        try:
+            await _Work(self, source, listener).summary()
+        except _Asked as asked:
+            provider = self._provider()
+            body = provider.body(self.settings.model, asked.prompt, stream=self.settings.stream)
+            return Request(provider.name, msgspec.json.encode(body))
+        except ProviderFailed as failure:
+            raise _failed(failure, listener) from failure
+        return None  # there is nothing to summarise
+
+    def _provider(self) -> Provider:
+        return PROVIDERS[self.settings.kind]()
+
+
+class _Caller(Protocol):
+    """Whom a summary asks: `http.Caller`, or who only takes down what it would be asked."""
+
+    attempts: list[Attempt]
+
+    async def ask(
+        self, prompt: Prompt, judge: Callable[[Answer], T], heard: Callable[[int], None] = ...
+    ) -> T: ...
+
+
+class _Asked(Exception):
+    """There was a request with this prompt."""
+
+    def __init__(self, prompt: Prompt) -> None:
+        super().__init__()
+        self.prompt = prompt
+
+
+class _Listener(_Caller):
+    """Ends with the first request."""
+
+    def __init__(self) -> None:
+        self.attempts = []
+
+    async def ask(
+        self,
+        prompt: Prompt,
+        judge: Callable[[Answer], T],
+        heard: Callable[[int], None] = lambda characters: None,
+    ) -> T:
+        raise _Asked(prompt)
+
 
 class _Work:
     """The summary of one source."""
 
-    def __init__(self, asked: OnlineSummariser, source: Source, caller: "Caller") -> None:
+    def __init__(self, asked: OnlineSummariser, source: Source, caller: _Caller) -> None:
         self._settings = asked.settings
         self._focus = source.redact(asked.focus)
         self._threshold = asked.threshold
@@ -265,7 +322,7 @@ def _joined(blocks: list[Block]) -> str:
     return "\n\n".join(one.text for one in blocks)
 
 
-def _failed(failure: ProviderFailed, caller: "Caller") -> CompactionFailed:
+def _failed(failure: ProviderFailed, caller: _Caller) -> CompactionFailed:
     retry_after_s = failure.retry_after_s
     return CompactionFailed(
         stage="accept" if failure.answered and failure.status not in _BROKEN else "summarise",
