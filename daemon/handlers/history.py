@@ -109,7 +109,7 @@ async def compact(call: Call, params: m.CompactParams) -> object:
         fold_reminders=params.fold_reminders,
         summary_characters_max=settings.summary_characters_max,
     )
-    redactor = Redactor() if settings.redact_summary_source else None
+    redactor = Redactor(each_once=True) if settings.redact_summary_source else None
     if params.dry_run:
         call.release()
         return await service.compactions.plan(
