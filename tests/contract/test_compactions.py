@@ -216,6 +216,7 @@ async def test_a_replacement_puts_the_new_history_in_place_and_keeps_the_old(
     session = await store.replace(
         "s", replacement(archive, Entry(1, 5, ITEM.item), REMINDER), render=render
     ).wait()
+    assert isinstance(session, Session)
     assert session == structs.replace(
         begun,
         updated_at_ms=now_ms,

@@ -241,9 +241,10 @@ async def test_a_long_history_comes_back_while_others_are_served(
 
     async with daemon.connect() as other, anyio.create_task_group() as tasks:
         tasks.start_soon(ping, other)
-        result = await peer.call("session.restore", session_id="a", revision=10)
-        answered.set()
-    assert result["entries_after"] == 10_000
+        try:
+            await peer.call("session.restore", session_id="a", revision=10)
+        finally:
+            answered.set()
     assert pings >= 10
     assert await raw_entries(peer, "a", limit=10_000, max_bytes=1 << 23) == original
 
