@@ -38,6 +38,7 @@ from recapd.storage.rows import (
 from recapd.storage.store import (
     NOTHING_EXPECTED,
     Appended,
+    AutoCompact,
     Event,
     Expect,
     NewItem,
@@ -66,6 +67,10 @@ _UPDATE_SESSION: Final = f"UPDATE sessions SET {' = ?, '.join(_CHANGING)} = ? WH
 _changing: Final = attrgetter(*_CHANGING, "key")
 
 _encode = msgspec.json.Encoder().encode
+
+
+def _json_or_null(value: AutoCompact | None) -> str | None:
+    return None if value is None else _encode(value).decode()
 
 
 class CommitFailed(Exception):
@@ -303,13 +308,17 @@ class Ledger:
     ) -> Session:
         db = self._db
         session_id, labels = new.session_id, _encode(new.labels).decode()
+        auto_compact = _json_or_null(new.auto_compact)
         inserted = db.execute(
-            "INSERT INTO sessions (session_id, title, cwd, labels, created_at_ms, updated_at_ms,"
-            " durability, state, revision, generation, base, entries, tokens_counted,"
+            "INSERT INTO sessions (session_id, title, cwd, labels, auto_compact, created_at_ms,"
+            " updated_at_ms, durability, state, revision, generation, base, entries, tokens_counted,"
             " tokens_estimated, next_entry_id, seq)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, 'active', 0, 0, 0, 0, 0, 0, 1, 0)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, 'active', 0, 0, 0, 0, 0, 0, 1, 0)"
             " ON CONFLICT (session_id) DO NOTHING",
-            (session_id, new.title, new.cwd, labels, self._now, self._now, new.durability),
+            (
+                *(session_id, new.title, new.cwd, labels, auto_compact),
+                *(self._now, self._now, new.durability),
+            ),
         )
         if not inserted.rowcount:
             raise SessionExists
@@ -321,7 +330,7 @@ class Ledger:
             deleted_key, seq = tombstone
             db.execute("UPDATE events SET key = ? WHERE key = ?", (key, deleted_key))
             db.execute("DELETE FROM tombstones WHERE key = ?", (deleted_key,))
-        names = session_id, new.title, new.cwd, new.labels
+        names = session_id, new.title, new.cwd, new.labels, new.auto_compact
         zeros = 0, 0, 0, 0, 0, 0
         row = self._rows[session_id] = SessionRow(
             key, *names, self._now, self._now, new.durability, "active", *zeros, 1, seq, None, ()
@@ -370,8 +379,12 @@ class Ledger:
                 setattr(row, name, value)
         row.updated_at_ms = self._now
         self._db.execute(
-            "UPDATE sessions SET title = ?, cwd = ?, labels = ?, state = ? WHERE key = ?",
-            (row.title, row.cwd, _encode(row.labels).decode(), row.state, row.key),
+            "UPDATE sessions SET title = ?, cwd = ?, labels = ?, auto_compact = ?, state = ?"
+            " WHERE key = ?",
+            (
+                *(row.title, row.cwd, _encode(row.labels).decode()),
+                *(_json_or_null(row.auto_compact), row.state, row.key),
+            ),
         )
         self._event(row, "session.updated", operation_id)
         return row.session()

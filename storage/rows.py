@@ -6,7 +6,15 @@ from typing import Any, Final
 import msgspec
 
 from recapd.storage.errors import OperationUnknown, UnknownSession
-from recapd.storage.store import Durability, Operation, Revision, Session, State, Tokens
+from recapd.storage.store import (
+    AutoCompact,
+    Durability,
+    Operation,
+    Revision,
+    Session,
+    State,
+    Tokens,
+)
 
 POSITION_BITS: Final = 32  # of a position that count within a session: 4 thousand million entries
 
@@ -19,6 +27,7 @@ class SessionRow(msgspec.Struct, array_like=True):
     title: str | None
     cwd: str | None
     labels: dict[str, str]
+    auto_compact: AutoCompact | None
     created_at_ms: int
     updated_at_ms: int
     durability: Durability
@@ -53,6 +62,7 @@ class SessionRow(msgspec.Struct, array_like=True):
             self.next_entry_id,
             self.seq,
             self.running,
+            self.auto_compact,
         )
 
 
@@ -68,9 +78,9 @@ def session_row(row: tuple[str]) -> SessionRow:
 # one piece a row is decoded five times faster. In the order of the fields of SessionRow; last the
 # archived revisions, newest first.
 SELECT_SESSION: Final = (
-    "SELECT json_array(key, session_id, title, cwd, json(labels), created_at_ms, updated_at_ms,"
-    " durability, state, revision, generation, base, entries, tokens_counted, tokens_estimated,"
-    " next_entry_id, seq, running, json(CASE WHEN generation = 0 THEN '[]' ELSE"
+    "SELECT json_array(key, session_id, title, cwd, json(labels), json(auto_compact), created_at_ms,"
+    " updated_at_ms, durability, state, revision, generation, base, entries, tokens_counted,"
+    " tokens_estimated, next_entry_id, seq, running, json(CASE WHEN generation = 0 THEN '[]' ELSE"
     " (SELECT json_group_array(revision) FROM (SELECT revision FROM archives"
     " WHERE archives.key = sessions.key ORDER BY revision DESC)) END)) FROM sessions"
 )

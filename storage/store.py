@@ -35,6 +35,15 @@ class Tokens(msgspec.Struct, frozen=True):
     estimated: int = 0
 
 
+class AutoCompact(msgspec.Struct, frozen=True):
+    """When and how a session is to be compacted unasked. The store keeps it, and does nothing."""
+
+    at_tokens: int
+    keep_recent_tokens: int = 0
+    instructions: str | None = None
+    summarizer: str | None = None
+
+
 class Session(msgspec.Struct, frozen=True):
     """A session as it is at one revision. Times are in milliseconds since the epoch."""
 
@@ -54,6 +63,7 @@ class Session(msgspec.Struct, frozen=True):
     next_entry_id: int
     seq: int  # of the session's latest event
     running: str | None  # the operation id of the compaction that has not ended
+    auto_compact: AutoCompact | None = None
 
 
 class Revision(msgspec.Struct, frozen=True):
@@ -134,6 +144,7 @@ class NewSession(msgspec.Struct, frozen=True):
     cwd: str | None = None
     labels: dict[str, str] = {}
     durability: Durability = "durable"
+    auto_compact: AutoCompact | None = None
 
 
 class NewItem(msgspec.Struct, frozen=True):
@@ -163,6 +174,7 @@ class SessionChanges(msgspec.Struct, frozen=True):
     cwd: str | msgspec.UnsetType | None = msgspec.UNSET
     labels: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
     state: State | msgspec.UnsetType = msgspec.UNSET
+    auto_compact: AutoCompact | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class Replacement(msgspec.Struct, frozen=True):

@@ -13,6 +13,7 @@ CREATE TABLE sessions (
   title TEXT,
   cwd TEXT,
   labels TEXT NOT NULL,
+  auto_compact TEXT,  -- when and how it is compacted unasked, as a JSON object; NULL: it is not
   created_at_ms INTEGER NOT NULL,
   updated_at_ms INTEGER NOT NULL,
   durability TEXT NOT NULL,
