@@ -73,6 +73,10 @@ class Settings:
         "offline", "summarizer where none is named"
     )
     redact_summary_source: bool = _setting(True, "replace secret shapes in what is summarised")
+    breaker_failures: int = _setting(
+        3, "automatic compactions that fail in a row until they wait", least=1
+    )
+    breaker_wait_s: int = _setting(600, "how long they wait before one is tried", least=1)
     summarizers: tuple[OnlineSettings, ...] = ()  # tables of the file; no flag and no variable
 
     drain_timeout_s: int = _setting(3, "time for what is under way when stopping", least=0)

@@ -311,8 +311,8 @@ class Ledger:
         auto_compact = _json_or_null(new.auto_compact)
         inserted = db.execute(
             "INSERT INTO sessions (session_id, title, cwd, labels, auto_compact, created_at_ms,"
-            " updated_at_ms, durability, state, revision, generation, base, entries, tokens_counted,"
-            " tokens_estimated, next_entry_id, seq)"
+            " updated_at_ms, durability, state, revision, generation, base, entries,"
+            " tokens_counted, tokens_estimated, next_entry_id, seq)"
             " VALUES (?, ?, ?, ?, ?, ?, ?, ?, 'active', 0, 0, 0, 0, 0, 0, 1, 0)"
             " ON CONFLICT (session_id) DO NOTHING",
             (

@@ -43,6 +43,7 @@ def test_each_setting_has_a_variable_and_a_place_in_the_file(home: Path) -> None
         "log_level": "debug",
         "log_format": "json",
         "reminders": "issued",
+        "default_summarizer": "chat",
         "redact_summary_source": "no",
     }
     for field in settings_fields():
