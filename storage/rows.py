@@ -81,7 +81,8 @@ SELECT_SESSION: Final = (
     "SELECT json_array(key, session_id, title, cwd, json(labels), json(auto_compact),"
     " created_at_ms, updated_at_ms, durability, state, revision, generation, base, entries,"
     " tokens_counted, tokens_estimated, next_entry_id, seq, running,"
-    " json(CASE WHEN generation = 0 THEN '[]' ELSE (SELECT json_group_array(revision) FROM (SELECT revision FROM archives"
+    " json(CASE WHEN generation = 0 THEN '[]' ELSE"
+    " (SELECT json_group_array(revision) FROM (SELECT revision FROM archives"
     " WHERE archives.key = sessions.key ORDER BY revision DESC)) END)) FROM sessions"
 )
 
