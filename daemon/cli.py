@@ -120,7 +120,7 @@ class ClientCommand(click.Command):
 _COMMANDS: Final = (
     *("serve", "start", "stop", "status"),
     *("new", "list", "append", "show", "compact", "revisions", "export", "watch", "delete"),
-    "call",
+    *("update", "call"),
 )
 
 
