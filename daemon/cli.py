@@ -120,7 +120,7 @@ class ClientCommand(click.Command):
 _COMMANDS: Final = (
     *("serve", "start", "stop", "status"),
     *("new", "list", "append", "show", "compact", "revisions", "restore", "rewind", "fork"),
-    *("export", "watch", "delete", "call"),
+    *("export", "watch", "delete", "update", "call"),
 )
 
 

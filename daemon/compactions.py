@@ -26,7 +26,9 @@ from recapd.daemon.subscriptions import Subscriptions
 from recapd.daemon.wire import wire_session, wire_tokens
 from recapd.protocol import messages
 from recapd.protocol.errors import (
+    BreakerOpen,
     Cancelled,
+    NoGain,
     NothingToCompact,
     RpcError,
     Superseded,
@@ -79,10 +81,12 @@ class Compaction:
     settings: pipeline.Settings
     force: bool
     redactor: Redactor | None  # None: what is summarised may hold secrets
+    must_shrink: bool
     begun: "Pending[Session | Replayed]"
     ended: "Pending[bytes]" = field(default_factory=lambda: Pending[bytes]())
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     cancelled: RpcError = field(default_factory=Cancelled)  # what it ends with, if it is
+    tokens_after: int = 0  # of the new history but for what was appended meanwhile, once prepared
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +132,13 @@ class Compactions:
         settings: pipeline.Settings,
         force: bool,
         redactor: Redactor | None,
+        must_shrink: bool = False,
     ) -> Compaction:
         """Hand over the beginning. The compaction then goes on by itself, whoever waits for it or
         does not.
+
+        `must_shrink`: it ends as `no_gain` where the new history would not have fewer tokens.
         """
-        unsettled = self._unsettled.pop(session_id, None)
-        if unsettled is not None:
-            self._end(session_id, unsettled)
         compaction = Compaction(
             receipt.operation_id,
             session_id,
@@ -142,7 +146,8 @@ class Compactions:
             settings,
             force,
             redactor,
-            self._actors.begin(session_id, receipt, expect),
+            must_shrink,
+            self._begin(session_id, receipt, expect),
         )
         compaction.begun.on_done(lambda begun: self._launch(compaction, begun))
         return compaction
@@ -200,6 +205,19 @@ class Compactions:
             redactions=dict(redactor.counts) if redactor else {},
         )
 
+    def skip(
+        self, session_id: str, receipt: Receipt, expect: Expect, failure: RpcError
+    ) -> "Pending[Session | Replayed]":
+        """Record that a compaction was due and is not made: it begins, and has ended at once."""
+        begun = self._begin(session_id, receipt, expect)
+
+        def end(begun: "Pending[Session | Replayed]") -> None:
+            if not begun.failed:
+                self._end(session_id, _unsettled(receipt.operation_id, failure))
+
+        begun.on_done(end)
+        return begun
+
     def find(self, operation_id: str) -> Compaction | None:
         """The compaction of that id, while it runs in this process."""
         return self._running.get(operation_id)
@@ -221,6 +239,14 @@ class Compactions:
         for compaction in self._running.values():
             compaction.scope.cancel()
 
+    def _begin(
+        self, session_id: str, receipt: Receipt, expect: Expect
+    ) -> "Pending[Session | Replayed]":
+        unsettled = self._unsettled.pop(session_id, None)
+        if unsettled is not None:
+            self._end(session_id, unsettled)
+        return self._actors.begin(session_id, receipt, expect)
+
     def _launch(self, compaction: Compaction, begun: "Pending[Session | Replayed]") -> None:
         try:
             session = begun.result()
@@ -240,17 +266,7 @@ class Compactions:
             failure = compaction.cancelled
         except Exception as error:
             failure = rpc_error(error)
-        status: Status = "failed"
-        if isinstance(failure, Cancelled):
-            status = "cancelled"
-        elif isinstance(failure, NothingToCompact):
-            status = "skipped"
-        unsettled = Unsettled(
-            compaction.operation_id,
-            status,
-            _encode(failure.to_wire()),
-            {"reason": failure.reason},
-        )
+        unsettled = _unsettled(compaction.operation_id, failure)
         # Also when the process stops: one `finished` for each `started`.
         with anyio.CancelScope(shield=True), anyio.move_on_after(_END_TIMEOUT_S):
             end = self._end(compaction.session_id, unsettled)
@@ -311,6 +327,13 @@ class Compactions:
                 progress=progress,
                 redact=compaction.redactor.text if compaction.redactor else str,
             )
+            compaction.tokens_after = plan.tokens_after.count
+            # What is appended meanwhile adds the same to both.
+            if (
+                compaction.must_shrink
+                and compaction.tokens_after >= wire_tokens(session.tokens).count
+            ):
+                raise NoGain
             async with self._actors.exclusive(compaction.session_id):
                 # From here on it is decided whether it happens, and a cancel comes too late.
                 with anyio.CancelScope(shield=True):
@@ -413,6 +436,15 @@ class Compactions:
             start=start,
         )
         return [decode_entry(line) async for lines in pages for line in lines]
+
+
+def _unsettled(operation_id: str, failure: RpcError) -> Unsettled:
+    status: Status = "failed"
+    if isinstance(failure, Cancelled):
+        status = "cancelled"
+    elif isinstance(failure, NothingToCompact | NoGain | BreakerOpen):
+        status = "skipped"
+    return Unsettled(operation_id, status, _encode(failure.to_wire()), {"reason": failure.reason})
 
 
 def _recorded(end: "Pending[Operation]") -> RpcError | None:

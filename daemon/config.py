@@ -72,6 +72,10 @@ class Settings:
     summary_characters_max: int = _setting(8_000, "length of an offline summary", least=200)
     default_summarizer: Summarizer = _setting("offline", "summarizer where none is named")  # noqa: RUF009
     redact_summary_source: bool = _setting(True, "replace secret shapes in what is summarised")
+    breaker_failures: int = _setting(
+        3, "automatic compactions that fail in a row until they wait", least=1
+    )
+    breaker_wait_s: int = _setting(600, "how long they wait before one is tried", least=1)
     summarizers: tuple[OnlineSettings, ...] = ()  # tables of the file; no flag and no variable
 
     drain_timeout_s: int = _setting(3, "time for what is under way when stopping", least=0)

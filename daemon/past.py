@@ -138,6 +138,7 @@ class Past:
             source.labels,
             source.durability,
             Parent(session_id, chosen.revision),
+            source.auto_compact,
         )
         history = past.history(source.next_entry_id)
         return self._actors.create(new, [], receipt, render, history)

@@ -8,6 +8,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from recapd.daemon.actor import Actors
+from recapd.daemon.automatic import Automatic
 from recapd.daemon.compactions import Compactions
 from recapd.daemon.config import Settings
 from recapd.daemon.connection import Connection, Flusher
@@ -95,6 +96,7 @@ class Service:
         self.subscriptions = Subscriptions(store)
         self.compactions = Compactions(store, self.actors, self.subscriptions, tasks, now_ms)
         self.past = Past(store, self.actors, self.compactions)
+        self.automatic = Automatic(self.compactions, settings, now_ms=now_ms, new_id=new_id)
         self.dispatcher = Dispatcher(_HANDLERS)
         self.stopping = stopping
         self.draining = False

@@ -27,6 +27,8 @@
     │   ├── Superseded              1008  superseded
     │   ├── ResultTooLarge          1008  result_too_large
     │   ├── NothingToCompact        1008  nothing_to_compact
+    │   ├── NoGain                  1008  no_gain
+    │   ├── BreakerOpen             1008  breaker_open
     │   ├── Cancelled               1008  cancelled
     │   └── AlreadyCommitted        1008  already_committed
     ├── ArchiveError                1009
@@ -375,6 +377,26 @@ class NothingToCompact(CompactionError):
     reason = "nothing_to_compact"
     text = "There is nothing to compact."
     hint = "Use force to compact all the same."
+
+
+class NoGain(CompactionError):
+    """A compaction that nobody asked for would not have got the history below what it was."""
+
+    reason = "no_gain"
+    text = "Compacting would not have made the history smaller; it is unchanged."
+    hint = "Raise at_tokens of auto_compact, or compact with other parameters."
+
+
+class BreakerOpen(CompactionError):
+    """Compactions that nobody asked for wait: too many in a row have failed."""
+
+    reason = "breaker_open"
+    retryable = True
+    text = "Automatic compaction waits, since the last ones failed; the history is unchanged."
+    hint = "session.compact is not held up, and its success ends the waiting."
+
+    def __init__(self, *, retry_after_ms: int) -> None:
+        super().__init__(retry_after_ms=retry_after_ms)
 
 
 class Cancelled(CompactionError):

@@ -40,7 +40,10 @@ _COMPACTED: Final = msgspec.structs.replace(
     archived_revisions=(1,),
 )
 _RENAMED: Final = msgspec.structs.replace(
-    _COMPACTED, title="A short talk", updated_at="2026-12-01T10:06:00.000Z"
+    _COMPACTED,
+    title="A short talk",
+    updated_at="2026-12-01T10:06:00.000Z",
+    auto_compact=m.AutoCompact(at_tokens=100_000),
 )
 _RESTORED: Final = msgspec.structs.replace(
     _SESSION,
@@ -276,7 +279,11 @@ EXAMPLES: Final[dict[str, tuple[m.Params, msgspec.Struct]]] = {
         ),
     ),
     "session.update": (
-        m.UpdateParams(session_id="talk", title="A short talk"),
+        m.UpdateParams(
+            session_id="talk",
+            title="A short talk",
+            auto_compact=m.NewAutoCompact(at_tokens=100_000),
+        ),
         m.SessionResult(_RENAMED),
     ),
     "session.delete": (m.DeleteParams(session_id="talk"), m.DeleteResult(deleted=True)),

@@ -66,6 +66,7 @@ Durability = Literal["durable", "transient"]
 Order = Literal["asc", "desc"]
 Format = Literal["jsonl", "json", "markdown"]
 Redact = Literal["policy", "none"]
+Summarizer = Literal["offline", "responses", "chat", "anthropic"]
 
 
 # Objects.
@@ -86,6 +87,16 @@ class Parent(msgspec.Struct, frozen=True):
     revision: int
 
 
+class AutoCompact(msgspec.Struct, frozen=True, kw_only=True):
+    """When a session is compacted unasked: as soon as it has `at_tokens`. The rest says how."""
+
+    at_tokens: Annotated[int, Meta(ge=1000, le=2**53)]
+    keep_recent_tokens: Annotated[Count, Meta(description="less than `at_tokens`")] = 0
+    # Shorter than for one compaction: they are part of every answer that has a session.
+    instructions: Annotated[str, Meta(min_length=1, max_length=4000)] | None = None
+    summarizer: Summarizer | None = None
+
+
 class Session(msgspec.Struct, frozen=True):
     """A session without its history. `entries` counts them; `busy`: a compaction is running."""
 
@@ -104,7 +115,7 @@ class Session(msgspec.Struct, frozen=True):
     state: State
     parent: Parent | None
     busy: bool
-    auto_compact: None = None
+    auto_compact: AutoCompact | None = None
 
 
 class Reminder(msgspec.Struct, frozen=True):
@@ -212,6 +223,10 @@ class ShutdownParams(Params, frozen=True, kw_only=True):
     deadline_ms: WaitMs | None = None
 
 
+class NewAutoCompact(AutoCompact, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """As in the session; the summarizer is one that is configured."""
+
+
 class CreateParams(Params, frozen=True, kw_only=True):
     """Without `session_id` the server makes one. The items are appended in the same change."""
 
@@ -221,6 +236,7 @@ class CreateParams(Params, frozen=True, kw_only=True):
     labels: Labels = {}
     durability: Durability = "durable"
     items: list[Item] = []
+    auto_compact: NewAutoCompact | None = None
     operation_id: OperationId | None = None
 
 
@@ -268,9 +284,6 @@ class AppendParams(MutationParams, frozen=True, kw_only=True):
 
     session_id: SessionId
     items: Annotated[list[Item], Meta(min_length=1)]
-
-
-Summarizer = Literal["offline", "responses", "chat", "anthropic"]
 
 
 class Relevance(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -337,6 +350,7 @@ class UpdateParams(MutationParams, frozen=True, kw_only=True):
     cwd: Cwd | UnsetType | None = UNSET
     labels: Labels | UnsetType | None = UNSET
     state: State | UnsetType = UNSET
+    auto_compact: NewAutoCompact | UnsetType | None = UNSET
 
 
 class DeleteParams(MutationParams, frozen=True, kw_only=True):

@@ -67,6 +67,9 @@ COMMON_ERRORS: Final = (
 )
 """What any request may meet."""
 
+OPERATION_ERRORS: Final = (e.NoGain, e.BreakerOpen)
+"""How only an operation ends that no request asked for: what `operation.get` tells of it."""
+
 _STORAGE: Final = (e.StorageError, e.StorageFull, e.StorageReadonly)
 _CHANGE: Final = (e.NotFound, e.Conflict, e.OperationIdReused, *_STORAGE, e.OutcomeUnknown)
 _ARCHIVE: Final = (e.RevisionNotFound, e.ArchiveMissing, e.ArchiveCorrupt)
@@ -224,7 +227,7 @@ METHODS: Final[dict[str, Method]] = {
             "session.update",
             m.UpdateParams,
             m.SessionResult,
-            "Change title, cwd, labels or state. What is absent stays, null clears.",
+            "Change title, cwd, labels, state or auto_compact. What is absent stays, null clears.",
             "session.write",
             _CHANGE,
             inline=True,
@@ -300,7 +303,9 @@ NOTIFICATIONS: Final[tuple[Notification, ...]] = (
     ),
     Notification("history.appended", m.HistoryAppended, "Items were added."),
     Notification("session.created", m.Event, "The session was made."),
-    Notification("session.updated", m.Event, "Title, cwd, labels or state were changed."),
+    Notification(
+        "session.updated", m.Event, "Title, cwd, labels, state or auto_compact were changed."
+    ),
     Notification("session.deleted", m.Event, "The session was removed."),
     Notification("compaction.started", m.Event, "A compaction began."),
     Notification(

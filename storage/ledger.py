@@ -38,12 +38,14 @@ from recapd.storage.rows import (
 from recapd.storage.store import (
     NOTHING_EXPECTED,
     Appended,
+    AutoCompact,
     Event,
     Expect,
     History,
     NewItem,
     NewSession,
     Operation,
+    Parent,
     Receipt,
     Replacement,
     Replayed,
@@ -67,6 +69,10 @@ _UPDATE_SESSION: Final = f"UPDATE sessions SET {' = ?, '.join(_CHANGING)} = ? WH
 _changing: Final = attrgetter(*_CHANGING, "key")
 
 _encode = msgspec.json.Encoder().encode
+
+
+def _json_or_null(value: AutoCompact | Parent | None) -> str | None:
+    return None if value is None else _encode(value).decode()
 
 
 class CommitFailed(Exception):
@@ -306,14 +312,17 @@ class Ledger:
     ) -> Session:
         db = self._db
         session_id, labels = new.session_id, _encode(new.labels).decode()
-        parent = None if new.parent is None else _encode(new.parent).decode()
+        auto_compact, parent = _json_or_null(new.auto_compact), _json_or_null(new.parent)
         inserted = db.execute(
-            "INSERT INTO sessions (session_id, title, cwd, labels, created_at_ms, updated_at_ms,"
-            " durability, state, revision, generation, base, entries, tokens_counted,"
-            " tokens_estimated, next_entry_id, seq, parent)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, 'active', 0, 0, 0, 0, 0, 0, 1, 0, ?)"
+            "INSERT INTO sessions (session_id, title, cwd, labels, auto_compact, created_at_ms,"
+            " updated_at_ms, durability, state, revision, generation, base, entries,"
+            " tokens_counted, tokens_estimated, next_entry_id, seq, parent)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, 'active', 0, 0, 0, 0, 0, 0, 1, 0, ?)"
             " ON CONFLICT (session_id) DO NOTHING",
-            (session_id, new.title, new.cwd, labels, self._now, self._now, new.durability, parent),
+            (
+                *(session_id, new.title, new.cwd, labels, auto_compact),
+                *(self._now, self._now, new.durability, parent),
+            ),
         )
         if not inserted.rowcount:
             raise SessionExists
@@ -325,7 +334,7 @@ class Ledger:
             deleted_key, seq = tombstone
             db.execute("UPDATE events SET key = ? WHERE key = ?", (key, deleted_key))
             db.execute("DELETE FROM tombstones WHERE key = ?", (deleted_key,))
-        names = session_id, new.title, new.cwd, new.labels
+        names = session_id, new.title, new.cwd, new.labels, new.auto_compact
         zeros = 0, 0, 0, 0, 0, 0
         row = self._rows[session_id] = SessionRow(
             key,
@@ -387,8 +396,12 @@ class Ledger:
                 setattr(row, name, value)
         row.updated_at_ms = self._now
         self._db.execute(
-            "UPDATE sessions SET title = ?, cwd = ?, labels = ?, state = ? WHERE key = ?",
-            (row.title, row.cwd, _encode(row.labels).decode(), row.state, row.key),
+            "UPDATE sessions SET title = ?, cwd = ?, labels = ?, auto_compact = ?, state = ?"
+            " WHERE key = ?",
+            (
+                *(row.title, row.cwd, _encode(row.labels).decode()),
+                *(_json_or_null(row.auto_compact), row.state, row.key),
+            ),
         )
         self._event(row, "session.updated", operation_id)
         return row.session()

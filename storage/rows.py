@@ -7,6 +7,7 @@ import msgspec
 
 from recapd.storage.errors import OperationReused, OperationUnknown, UnknownSession
 from recapd.storage.store import (
+    AutoCompact,
     Durability,
     Operation,
     Parent,
@@ -29,6 +30,7 @@ class SessionRow(msgspec.Struct, array_like=True):
     title: str | None
     cwd: str | None
     labels: dict[str, str]
+    auto_compact: AutoCompact | None
     created_at_ms: int
     updated_at_ms: int
     durability: Durability
@@ -65,6 +67,7 @@ class SessionRow(msgspec.Struct, array_like=True):
             self.seq,
             self.running,
             self.parent,
+            self.auto_compact,
         )
 
 
@@ -80,9 +83,10 @@ def session_row(row: tuple[str]) -> SessionRow:
 # one piece a row is decoded five times faster. In the order of the fields of SessionRow; last the
 # archived revisions, newest first.
 SELECT_SESSION: Final = (
-    "SELECT json_array(key, session_id, title, cwd, json(labels), created_at_ms, updated_at_ms,"
-    " durability, state, revision, generation, base, entries, tokens_counted, tokens_estimated,"
-    " next_entry_id, seq, running, json(parent), json(CASE WHEN generation = 0 THEN '[]' ELSE"
+    "SELECT json_array(key, session_id, title, cwd, json(labels), json(auto_compact),"
+    " created_at_ms, updated_at_ms, durability, state, revision, generation, base, entries,"
+    " tokens_counted, tokens_estimated, next_entry_id, seq, running, json(parent),"
+    " json(CASE WHEN generation = 0 THEN '[]' ELSE"
     " (SELECT json_group_array(revision) FROM (SELECT revision FROM archives"
     " WHERE archives.key = sessions.key ORDER BY revision DESC)) END)) FROM sessions"
 )

@@ -41,6 +41,15 @@ class Parent(msgspec.Struct, frozen=True):
     revision: int
 
 
+class AutoCompact(msgspec.Struct, frozen=True):
+    """When and how a session is to be compacted unasked. The store keeps it, and does nothing."""
+
+    at_tokens: int
+    keep_recent_tokens: int = 0
+    instructions: str | None = None
+    summarizer: str | None = None
+
+
 class Session(msgspec.Struct, frozen=True):
     """A session as it is at one revision. Times are in milliseconds since the epoch."""
 
@@ -61,6 +70,7 @@ class Session(msgspec.Struct, frozen=True):
     seq: int  # of the session's latest event
     running: str | None  # the operation id of the compaction that has not ended
     parent: Parent | None = None
+    auto_compact: AutoCompact | None = None
 
 
 class Revision(msgspec.Struct, frozen=True):
@@ -142,6 +152,7 @@ class NewSession(msgspec.Struct, frozen=True):
     labels: dict[str, str] = {}
     durability: Durability = "durable"
     parent: Parent | None = None
+    auto_compact: AutoCompact | None = None
 
 
 class NewItem(msgspec.Struct, frozen=True):
@@ -171,6 +182,7 @@ class SessionChanges(msgspec.Struct, frozen=True):
     cwd: str | msgspec.UnsetType | None = msgspec.UNSET
     labels: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
     state: State | msgspec.UnsetType = msgspec.UNSET
+    auto_compact: AutoCompact | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class History(msgspec.Struct, frozen=True):

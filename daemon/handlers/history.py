@@ -6,20 +6,17 @@ import anyio
 import msgspec
 
 from recapd.daemon import cursors
-from recapd.daemon.compaction import pipeline
 from recapd.daemon.compaction.summarise.base import Summariser
 from recapd.daemon.compaction.summarise.given import given_summary
-from recapd.daemon.compaction.summarise.offline import OfflineSummariser
-from recapd.daemon.compaction.summarise.online import OnlineSummariser
 from recapd.daemon.config import Settings
 from recapd.daemon.connection import Call
 from recapd.daemon.cursors import GetPosition
 from recapd.daemon.export import export_chunk
 from recapd.daemon.handlers.sessions import expect_of, receipt_for, replay
-from recapd.daemon.redaction import Redactor
+from recapd.daemon.summarizers import pipeline_settings, source_redactor, summariser_for
 from recapd.daemon.wire import wire_revision, wire_session
 from recapd.protocol import messages as m
-from recapd.protocol.errors import CompactionFailed, CursorInvalid, InvalidParams
+from recapd.protocol.errors import CursorInvalid, InvalidParams
 from recapd.storage.errors import RevisionUnknown
 from recapd.storage.store import Receipt, Replayed
 
@@ -102,14 +99,10 @@ async def compact(call: Call, params: m.CompactParams) -> object:
     service = call.service
     settings = service.settings
     summarise = _summariser(params, settings)
-    how = pipeline.Settings(
-        context_limit=settings.context_limit,
-        keep_recent_tokens=params.keep_recent_tokens,
-        reminders=settings.reminders,
-        fold_reminders=params.fold_reminders,
-        summary_characters_max=settings.summary_characters_max,
+    how = pipeline_settings(
+        settings, params.keep_recent_tokens, fold_reminders=params.fold_reminders
     )
-    redactor = Redactor(each_once=True) if settings.redact_summary_source else None
+    redactor = source_redactor(settings)
     if params.dry_run:
         call.release()
         return await service.compactions.plan(
@@ -131,6 +124,8 @@ async def compact(call: Call, params: m.CompactParams) -> object:
         force=params.force,
         redactor=redactor,
     )
+    summarizer = params.summarizer or settings.default_summarizer
+    service.automatic.heed(compaction, None if params.summary is not None else summarizer)
     with anyio.CancelScope(shield=True):  # it was handed over: its outcome is the answer
         await compaction.begun.settled()
     begun = compaction.begun.result()
@@ -160,20 +155,11 @@ def _summariser(params: m.CompactParams, settings: Settings) -> Summariser:
                 raise InvalidParams.at(f"$.{name}", "no summary beside it")
         return given_summary(params.summary)
     kind = params.summarizer or settings.default_summarizer
-    if kind == "offline":
-        if params.relevance:
-            raise InvalidParams.at("$.relevance", "a summarizer that asks a model beside it")
-        return OfflineSummariser(params.instructions or "")
-    configured = next((one for one in settings.summarizers if one.kind == kind), None)
-    if configured is None:
-        raise CompactionFailed(
-            stage="configure", hint=f"The configuration has no table [summarizers.{kind}]."
-        )
+    if kind == "offline" and params.relevance:
+        raise InvalidParams.at("$.relevance", "a summarizer that asks a model beside it")
     relevance = m.Relevance() if params.relevance is True else params.relevance
-    return OnlineSummariser(
-        configured.checked(),
-        params.instructions or "",
-        relevance.threshold if relevance else None,
+    return summariser_for(
+        kind, settings, params.instructions, relevance.threshold if relevance else None
     )
 
 

@@ -9,17 +9,28 @@ from typing import TypeVar
 
 import anyio
 import msgspec
+from msgspec import UNSET
 
 from recapd.daemon import cursors
 from recapd.daemon.compaction.tokens import estimate_tokens
 from recapd.daemon.connection import Call
 from recapd.daemon.dispatch import Later
+from recapd.daemon.summarizers import summariser_for
 from recapd.daemon.wire import wire_session
 from recapd.protocol import messages as m
-from recapd.protocol.errors import Cancelled, CursorInvalid, InvalidParams, ItemTooLarge, from_wire
+from recapd.protocol.errors import (
+    Cancelled,
+    CompactionFailed,
+    CursorInvalid,
+    Expectation,
+    InvalidParams,
+    ItemTooLarge,
+    from_wire,
+)
 from recapd.protocol.items import item_facts, one_line
 from recapd.storage.store import (
     Appended,
+    AutoCompact,
     Expect,
     NewItem,
     NewSession,
@@ -86,6 +97,25 @@ def _check_labels(labels: dict[str, str]) -> None:
         raise InvalidParams.at("$.labels", f"at most {_LABELS_CHARACTERS_MAX} characters in all")
 
 
+def _auto_compact(call: Call, given: m.NewAutoCompact | None) -> AutoCompact | None:
+    """Raises InvalidParams for what could never work."""
+    call.principal.require("session.compact")
+    if given is None:
+        return None
+    if given.keep_recent_tokens >= given.at_tokens:
+        raise InvalidParams.at("$.auto_compact.keep_recent_tokens", "less than at_tokens")
+    if given.summarizer is not None:
+        try:
+            summariser_for(given.summarizer, call.service.settings, given.instructions)
+        except CompactionFailed as error:
+            place: Expectation = {
+                "path": "$.auto_compact.summarizer",
+                "expected": "a summarizer that is configured",
+            }
+            raise InvalidParams(errors=[place], hint=error.hint) from error
+    return msgspec.convert(given, AutoCompact, from_attributes=True)
+
+
 def session_result(session: Session) -> m.SessionResult:
     """The session after the change."""
     return m.SessionResult(wire_session(session))
@@ -119,6 +149,9 @@ async def create(call: Call, params: m.CreateParams) -> Later:
         params.cwd,
         params.labels,
         params.durability,
+        auto_compact=None
+        if params.auto_compact is None
+        else _auto_compact(call, params.auto_compact),
     )
     pending = service.actors.create(
         new,
@@ -126,6 +159,7 @@ async def create(call: Call, params: m.CreateParams) -> Later:
         receipt_for("session.create", params, params.operation_id),
         lambda session: encode(_create_result(session)),
     )
+    service.automatic.watch(pending)
     return Later(pending, answer(_create_result))
 
 
@@ -137,6 +171,7 @@ async def append(call: Call, params: m.AppendParams) -> Later:
         receipt_for("session.append", params, params.operation_id),
         lambda appended: encode(_append_result(appended)),
     )
+    call.service.automatic.watch(pending)
     return Later(pending, answer(_append_result))
 
 
@@ -148,6 +183,7 @@ async def update(call: Call, params: m.UpdateParams) -> Later:
         params.cwd,
         {} if params.labels is None else params.labels,
         params.state,
+        UNSET if params.auto_compact is UNSET else _auto_compact(call, params.auto_compact),
     )
     pending = call.service.actors.update(
         params.session_id,
@@ -156,6 +192,8 @@ async def update(call: Call, params: m.UpdateParams) -> Later:
         receipt_for("session.update", params, params.operation_id),
         lambda session: encode(session_result(session)),
     )
+    if params.auto_compact is not UNSET:
+        call.service.automatic.watch(pending)
     return Later(pending, answer(session_result))
 
 

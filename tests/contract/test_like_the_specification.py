@@ -13,6 +13,7 @@ from recapd.storage.errors import StoreError
 from recapd.storage.memory import open_memory_store
 from recapd.storage.pending import Pending
 from recapd.storage.store import (
+    AutoCompact,
     Event,
     Expect,
     History,
@@ -138,6 +139,7 @@ updates = st.builds(
     cwd=st.sampled_from((None, "/x", msgspec.UNSET)),
     labels=st.sampled_from(({}, {"a": "b"}, msgspec.UNSET)),
     state=st.sampled_from(("active", "active", "archived", msgspec.UNSET)),
+    auto_compact=st.sampled_from((None, AutoCompact(1000), msgspec.UNSET)),
 )
 endings = st.tuples(
     st.sampled_from(OPERATION_IDS),

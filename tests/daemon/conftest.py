@@ -246,7 +246,9 @@ def start(folder: Path) -> Callable[..., AbstractAsyncContextManager[Daemon]]:
     """Runs a daemon with these settings as long as a block runs; each time on the same store."""
 
     @asynccontextmanager
-    async def start(**settings: object) -> AsyncGenerator[Daemon]:
+    async def start(
+        *, now_ms: Callable[[], int] | None = None, **settings: object
+    ) -> AsyncGenerator[Daemon]:
         resolved = resolve(
             {"data_dir": folder / "data", "socket": folder / "rpc.sock", **settings}, {}
         )
@@ -255,7 +257,8 @@ def start(folder: Path) -> Callable[..., AbstractAsyncContextManager[Daemon]]:
 
         async def run() -> None:
             try:
-                daemon.exit_codes.append(await serve(resolved, ready=ready.set))
+                clock: Message = {} if now_ms is None else {"now_ms": now_ms}
+                daemon.exit_codes.append(await serve(resolved, ready=ready.set, **clock))
             finally:
                 daemon.stopped.set()
                 ready.set()

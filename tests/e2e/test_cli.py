@@ -302,7 +302,7 @@ def test_the_help_names_every_command_and_every_exit_code(shared: Home) -> None:
     said = shared.ok("--help").decode()
     for command in (
         "serve start stop status new list append show compact revisions restore rewind fork"
-        " export watch delete call"
+        " export watch delete update call"
     ).split():
         assert re.search(rf"^  {command} +[A-Z]", said, re.MULTILINE)
         assert b"Usage: recapd" in shared.ok(command, "--help")
@@ -375,6 +375,43 @@ def test_a_new_session_is_listed_with_what_was_said_of_it(shared: Home) -> None:
     assert shared.json("new")["session"]["revision"] == 0
     assert "already_exists" in shared.fails(1, "new", "--id", "s:1")
     assert "invalid_params" in shared.fails(1, "new", "--id", "../x")
+
+
+def test_a_session_can_be_compacted_unasked(shared: Home) -> None:
+    """`new` and `update` set the line, `list` and `show` tell of it."""
+    session_id = (
+        shared.ok("new", "--auto-compact-at", "4000", "--label", "of=auto").decode().strip()
+    )
+    assert "0/4000" in shared.ok("list", "--label", "of=auto").decode().split()
+    big = json.dumps({"role": "user", "content": "word " * 4000}).encode()
+    appended = shared.json("append", session_id, stdin=big)
+    assert appended["session"]["tokens"]["count"] > 4000
+    events = f"session_id={session_id}", "since:=3", "wait_ms:=20000"
+    while True:
+        told = shared.json("call", "session.events", *events)["events"]
+        if told[-1]["method"] == "compaction.finished":
+            break
+    assert told[-1]["status"] == "completed"
+    shown = shared.ok("show", session_id).decode()
+    assert "compacted automatically at 4000 tokens" in shown
+    assert "archived revisions: 1" in shown
+
+
+def test_an_update_changes_what_is_named(shared: Home) -> None:
+    session_id = shared.ok("new", "--title", "a", "--cwd", "/x").decode().strip()
+    arguments = "update", session_id
+    assert shared.ok(*arguments, "--title", "b", "--auto-compact-at", "5000") == b""
+    limits = "--auto-compact-at", "6000", "--keep-recent-tokens", "500"
+    updated = shared.json(*arguments, *limits, "--cwd", "")["session"]
+    assert (updated["title"], updated["cwd"], updated["state"]) == ("b", None, "active")
+    assert updated["auto_compact"] == {
+        **{"at_tokens": 6000, "keep_recent_tokens": 500},
+        **{"instructions": None, "summarizer": None},
+    }
+    updated = shared.json(*arguments, "--auto-compact-at", "0", "--state", "archived")["session"]
+    assert (updated["title"], updated["state"], updated["auto_compact"]) == ("b", "archived", None)
+    assert "invalid_params" in shared.fails(1, *arguments, "--auto-compact-at", "10")
+    assert "--auto-compact-at" in shared.fails(2, *arguments, "--keep-recent-tokens", "10")
 
 
 def test_a_list_ends_at_its_limit_and_goes_on_with_its_cursor(shared: Home) -> None:
@@ -796,6 +833,7 @@ FORBIDDEN: Final = (
         "restore SESSION 1",
         "rewind SESSION 0",
         "fork SESSION",
+        "update SESSION --auto-compact-at 1000",
         "delete SESSION",
         "call protocol.ping",
     ],
