@@ -5,7 +5,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, Final
 
 import pytest
-from tests.daemon.conftest import Daemon, Gate, Message, Peer, user
+from tests.daemon.conftest import Daemon, Gate, Message, Peer, request, user
 from tests.daemon.test_compact import DEVELOPER, SYSTEM, ends, look, reminder
 
 from recapd.daemon.authority import Principal
@@ -81,16 +81,15 @@ async def session(peer: Peer, session_id: str = "a") -> Any:
 
 
 async def started(peer: Peer, session_id: str = "a") -> str:
-    """The operation of the compaction that runs, once one does."""
-    since: Message = {"session_id": session_id, "since": 0, "limit": 10_000}
-    answer = await peer.until(
-        lambda answer: any(event["method"] == "compaction.started" for event in answer["events"]),
-        "session.events",
-        **since,
-    )
-    operations = [e for e in answer["events"] if e["method"] == "compaction.started"]
-    operation_id: str = operations[-1]["operation_id"]
-    return operation_id
+    """The operation of the latest compaction, once there is one."""
+
+    def operations(answer: Any) -> list[str]:
+        events = answer["events"]
+        return [e["operation_id"] for e in events if e["method"] == "compaction.started"]
+
+    params: Message = {"session_id": session_id, "since": 0, "limit": 10_000}
+    answer = await peer.until(lambda one: bool(operations(one)), "session.events", **params)
+    return operations(answer)[-1]
 
 
 # The setting.
@@ -776,6 +775,24 @@ async def test_a_daemon_that_drains_ends_what_runs_and_begins_none(
         assert await quiet(peer, "a") == [("completed", None)]
         (end,) = await quiet(peer, "b")
         assert end in (("cancelled", "cancelled"), ("failed", "interrupted"))
+
+
+async def test_an_append_that_is_under_way_at_the_end_begins_none(start: Start, gate: Gate) -> None:
+    """It is durable and acknowledged; the next append in the next life decides."""
+    async with start() as daemon, daemon.connect() as peer:
+        await peer.call("session.create", session_id="a", auto_compact=LINE)
+        params: Message = {"session_id": "a", "items": [BIG] * 4}
+        await peer.say(
+            request("append", "session.append", **params), request("stop", "server.shutdown")
+        )
+        assert (await peer.result("append"))["session"]["entries"] == 4
+        await daemon.exit_code()
+    assert gate.entered == 0
+    async with start() as daemon, daemon.connect() as peer:
+        assert await quiet(peer) == []
+        gate.open()
+        await append(peer, user("x"))
+        assert await ended(peer, 1) == [("completed", None)]
 
 
 async def test_an_end_at_any_moment_leaves_one_outcome_each(peer: Peer) -> None:
