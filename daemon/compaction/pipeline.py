@@ -2,7 +2,7 @@
 
 ::
 
-    history ─ divide ─► Partition ─ prepare: summarise, check ─► Plan ─ build ─► new history
+    history ─ divide ─► Partition ─ prepare: summarise, evidence, check ─► Plan ─ build ─► history
 
 `divide` and `prepare` take their time and change nothing, so a cancel leaves nothing behind.
 `build` is instant and the first to need an id: a session's actor calls it when it commits.
@@ -14,9 +14,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+import anyio.from_thread
 import anyio.lowlevel
 import anyio.to_thread
 
+from recapd.daemon.compaction.allowance import (
+    allowance_tokens,
+    evidence_tokens,
+    summary_characters,
+)
+from recapd.daemon.compaction.evidence.gather import gather
+from recapd.daemon.compaction.evidence.write import Room, write
 from recapd.daemon.compaction.partition import Partition, Reminders, partition
 from recapd.daemon.compaction.reminder import reminder_item
 from recapd.daemon.compaction.summarise import (
@@ -25,7 +33,12 @@ from recapd.daemon.compaction.summarise import (
     Summariser,
     accept,
 )
-from recapd.daemon.compaction.tokens import TokenCount, count_tokens_of
+from recapd.daemon.compaction.tokens import (
+    SHARED_TABLE,
+    TokenCount,
+    count_item_tokens,
+    count_tokens_of,
+)
 from recapd.protocol.errors import ResultTooLarge
 from recapd.protocol.items import ItemFacts, item_facts
 from recapd.storage.entry import Entry, Reminder
@@ -35,6 +48,9 @@ SLICE_BYTES = 1_000_000
 
 ENTRY_BYTES = 2_000
 """What looking at an item costs however short it is, in bytes of a long one."""
+
+_INLINE_BYTES = 40_000
+"""Of a body whose evidence is gathered in a few milliseconds; more is worth a thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +79,7 @@ class Plan:
 
     parts: Partition
     summary: str
+    evidence: str  # the block beside the summary; '' where there is none
     quality: str
     tokens_after: TokenCount  # of what `build` makes, without `carried`
 
@@ -80,7 +97,7 @@ class Plan:
         `prepare` was told, `tokens_after` may be one short.
         """
         archived_revision = provenance.archived_revision if provenance else None
-        item = reminder_item(self.summary, archived_revision)
+        item = reminder_item(self.summary, archived_revision, self.evidence)
         return [
             *self.parts.instructions,
             *self.parts.reminders,
@@ -131,25 +148,42 @@ async def prepare(
     progress: Progress = _tell_nobody,
     redact: Callable[[str], str] = str,
 ) -> Plan:
-    """Summarise the body, and check the size of the result by the exact count of tokens.
+    """Summarise the body, add evidence, and check the result by the exact count of tokens.
+
+    Summary and evidence have the room that `allowance` gives them. Where the whole would exceed
+    `context_limit` all the same, the evidence shrinks, in the order that `evidence.write` tells.
 
     `archived_revision` is the one that the reminder's text is going to name, as far as known;
-    `redact` takes secrets out of what the summariser is given.
+    `redact` takes secrets out of what the summariser is given and out of the evidence.
 
     Raises:
         CompactionFailed: the summariser has none (its own stage), or not one to keep (`accept`).
         ResultTooLarge: more than `context_limit` tokens; `data` has the `parts` they come from.
     """
-    source = Source(
-        parts.instructions, parts.reminders, parts.body, settings.summary_characters_max, redact
+    retained = await count_tokens_of(
+        [entry.item for part in _retained(parts).values() for entry in part]
     )
+    allowance = allowance_tokens(settings.context_limit - retained.count, len(parts.reminders))
+    characters_max = summary_characters(allowance, settings.summary_characters_max)
+    source = Source(parts.instructions, parts.reminders, parts.body, characters_max, redact)
     progress("summarise", 0, 1)
     summary = accept(await summarise(source))
     progress("summarise", 1, 1)
     progress("check", 0, 1)
-    tokens_after = await _check(parts, reminder_item(summary, archived_revision), settings)
+    fit = partial(_fit, parts, summary, archived_revision, settings, retained.count, redact)
+    quick = sum(len(entry.item) for entry in parts.body) <= _INLINE_BYTES and SHARED_TABLE.loaded
+    evidence, reminder = (
+        fit(lambda: None)
+        if quick
+        else await anyio.to_thread.run_sync(fit, anyio.from_thread.check_cancelled)
+    )
+    tokens_after = TokenCount(
+        retained.count + reminder.count, reminder.method, retained.exact and reminder.exact
+    )
+    if tokens_after.count > settings.context_limit:
+        raise await _too_large(parts, reminder.count, tokens_after.count, settings)
     progress("check", 1, 1)
-    return Plan(parts, summary, summarise.quality, tokens_after)
+    return Plan(parts, summary, evidence, summarise.quality, tokens_after)
 
 
 async def compact_entries(
@@ -184,21 +218,61 @@ async def compact_entries(
     return plan.build(allocator(), now_ms(), provenance)
 
 
-async def _check(parts: Partition, reminder: bytes, settings: Settings) -> TokenCount:
-    items = {
-        "instructions": [entry.item for entry in parts.instructions],
-        "reminders": [entry.item for entry in parts.reminders],
-        "summary": [reminder],
-        "tail": [entry.item for entry in parts.tail],
+def _retained(parts: Partition) -> dict[str, tuple[Entry, ...]]:
+    return {
+        "instructions": parts.instructions,
+        "reminders": parts.reminders,
+        "tail": parts.tail,
     }
-    total = await count_tokens_of([item for part in items.values() for item in part])
-    if total.count > settings.context_limit:
-        raise ResultTooLarge(
-            tokens=total.count,
-            context_limit=settings.context_limit,
-            parts={part: (await count_tokens_of(its)).count for part, its in items.items()},
-        )
-    return total
+
+
+def _fit(
+    parts: Partition,
+    summary: str,
+    archived_revision: int | None,
+    settings: Settings,
+    retained_tokens: int,
+    redact: Callable[[str], str],
+    checkpoint: Callable[[], None],
+) -> tuple[str, TokenCount]:
+    """The evidence that fits beside `summary`, and the tokens of the reminder that has both."""
+    room = settings.context_limit - retained_tokens
+    allowance = allowance_tokens(room, len(parts.reminders))
+    alone = count_item_tokens(reminder_item(summary, archived_revision))
+    left = room - alone.count
+    if left <= 0:
+        return "", alone
+    found = gather(parts.body, parts.tail, parts.dropped, redact, checkpoint)
+    # Half the room may go to a long request: word for word is worth more than what comes later.
+    request_tokens = min(room // 2, left)
+    tokens = min(evidence_tokens(allowance, alone.count), left)
+    while evidence := write(found, Room(request_tokens, tokens)):
+        count = count_item_tokens(reminder_item(summary, archived_revision, evidence))
+        excess = count.count - room
+        if excess <= 0:
+            return evidence, count
+        request_tokens -= excess
+        tokens -= excess
+    return "", alone
+
+
+async def _too_large(
+    parts: Partition, reminder_tokens: int, tokens: int, settings: Settings
+) -> ResultTooLarge:
+    counts = {
+        part: (await count_tokens_of([entry.item for entry in entries])).count
+        for part, entries in _retained(parts).items()
+    }
+    return ResultTooLarge(
+        tokens=tokens,
+        context_limit=settings.context_limit,
+        parts={
+            "instructions": counts["instructions"],
+            "reminders": counts["reminders"],
+            "summary": reminder_tokens,
+            "tail": counts["tail"],
+        },
+    )
 
 
 def _slices(history: Sequence[Entry]) -> Iterator[tuple[int, int]]:

@@ -12,10 +12,11 @@ _TAG = re.compile(r"<(?=\s*/?\s*system-reminder(?:[\s/>]|\Z))", re.IGNORECASE)
 _encode = msgspec.json.Encoder().encode
 
 
-def reminder_item(summary: str, archived_revision: int | None) -> bytes:
+def reminder_item(summary: str, archived_revision: int | None, evidence: str = "") -> bytes:
     """The item around `summary`, as JSON in UTF-8; `archived_revision` holds what was summarised.
 
-    Nothing in `summary` can end the reminder or begin another: the `<` of such tags becomes `&lt;`.
+    `evidence` is the block that goes beside the summary, if there is one. Nothing in the two can
+    end the reminder or begin another: the `<` of such tags becomes `&lt;`.
     """
     archived = "" if archived_revision is None else f" and archived as revision {archived_revision}"
     text = "\n".join(
@@ -24,6 +25,7 @@ def reminder_item(summary: str, archived_revision: int | None) -> bytes:
             f"The earlier history of this session was compacted{archived}. This is its summary:",
             "",
             neutralise(summary),
+            *(("", neutralise(evidence)) if evidence else ()),
             REMINDER_END,
         )
     )

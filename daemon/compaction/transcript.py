@@ -41,7 +41,7 @@ _encode = msgspec.json.Encoder().encode
 
 def render(item: bytes) -> str:
     """The block of one item, `item` being its JSON text; several lines for calls in one message."""
-    value = _decode_object(item)
+    value = decode_object(item)
     blocks = list(_blocks(value))
     if not any(text for _, text in blocks) and any(value.get(name) for name in _SEALED):
         blocks = [(head, "[encrypted]") for head, _ in blocks]
@@ -53,7 +53,7 @@ def message_text(item: bytes) -> tuple[str, str] | None:
 
     The text parts are as they were written, with a blank line between two; media are labels.
     """
-    value = _decode_object(item)
+    value = decode_object(item)
     role = value.get("role")
     if value.get("type", "message") != "message" or not isinstance(role, str):
         return None
@@ -86,7 +86,8 @@ def _characters_left_out(number: int) -> str:
     return f"[… {spaced(number)} characters left out …]"
 
 
-def _decode_object(item: bytes) -> dict[str, Any]:
+def decode_object(item: bytes) -> dict[str, Any]:
+    """The object that an item is; numbers other than plain integers keep their spelling."""
     value: dict[str, Any]
     try:
         value = _decode(item)

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from recapd.daemon.compaction.pipeline import Settings, compact_entries, divide, prepare
+from recapd.daemon.compaction.reminder import reminder_item
 from recapd.daemon.compaction.summarise import OfflineSummariser, Source, Summariser, given_summary
 from recapd.daemon.compaction.tokens import count_tokens_of
 from recapd.daemon.compaction.transcript import render
@@ -354,7 +355,7 @@ LARGE = [SYSTEM, reminder("a"), USER, call("a"), SAID]
 
 
 async def test_a_result_exactly_at_the_limit_passes_and_one_token_over_it_does_not() -> None:
-    """PROTOCOL.md §5.3: the error has the numbers, no id is allocated."""
+    """PROTOCOL.md §5.3: the error has the numbers, no id is allocated; the evidence gives way."""
     history = history_of(LARGE)
     allocator = Allocator()
     made = await compact_entries(
@@ -363,7 +364,13 @@ async def test_a_result_exactly_at_the_limit_passes_and_one_token_over_it_does_n
         summarise=given_summary("short"),
         provenance=PROVENANCE,
     )
-    tokens = (await count_tokens_of([entry.item for entry in made])).count
+    bare = reminder_item("short", PROVENANCE.archived_revision)
+    assert len(bare) < len(made[2].item)
+    tokens = (
+        await count_tokens_of(
+            [bare if entry.entry_id == NEW else entry.item for entry in made],
+        )
+    ).count
     exact = await compact_entries(
         history,
         allocator=allocator,
@@ -372,6 +379,7 @@ async def test_a_result_exactly_at_the_limit_passes_and_one_token_over_it_does_n
         provenance=PROVENANCE,
     )
     assert ids(exact) == [1, 2, NEW + 1, 4, 5]
+    assert exact[2].item == bare
     assert allocator.calls == 2
     with pytest.raises(ResultTooLarge) as caught:
         await compact_entries(
