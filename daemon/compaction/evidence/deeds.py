@@ -28,12 +28,14 @@ TEXT_CHARACTERS_MAX = 100_000
 """Of a patch or a command that are looked through for paths."""
 
 _COMMANDS = ("command", "cmd", "commands", "script", "CommandLine")
-_PATHS = (
-    *("file_path", "path", "filename", "filepath", "filePath", "file", "target_file"),
-    *("notebook_path", "relative_path", "absolute_path", "relative_workspace_path"),
-    *("TargetFile", "AbsolutePath", "new_path", "paths", "files", "file_paths"),
+_PATHS = frozenset(
+    {
+        *("file_path", "path", "filename", "filepath", "filePath", "file", "target_file"),
+        *("notebook_path", "relative_path", "absolute_path", "relative_workspace_path"),
+        *("TargetFile", "AbsolutePath", "new_path", "paths", "files", "file_paths"),
+    }
 )
-_QUERIES = ("pattern", "query", "search_term", "regex", "queries", "file_name", "Query")
+_QUERIES = frozenset({"pattern", "query", "search_term", "regex", "queries", "file_name", "Query"})
 _CONTENTS = frozenset(
     {
         *("content", "contents", "new_string", "newText", "new_str", "old_str", "old_string"),
@@ -151,9 +153,10 @@ def _patched(text: str) -> Iterator[tuple[Deed, str]]:
             yield Deed.WRITE, path
 
 
-def _values(arguments: dict[str, Any], members: tuple[str, ...]) -> Iterator[str]:
-    for member in members:
-        value = arguments.get(member)
+def _values(arguments: dict[str, Any], members: frozenset[str]) -> Iterator[str]:
+    for member, value in arguments.items():
+        if member not in members:
+            continue
         for one in value if is_array(value) else [value]:
             if is_object(one):
                 one = one.get("path") or one.get("file_path")

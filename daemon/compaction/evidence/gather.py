@@ -2,12 +2,12 @@
 
 So the newest of equal facts is the one that stays, an output is known before its call is met, and
 when a section has `FACTS_MAX` facts nothing more is looked at for its sake. Of long texts only the
-two ends are looked at (`outcomes.WINDOW_CHARACTERS`), and of all outputs together no more than
-`SCANNED_CHARACTERS_MAX` for identifiers and numbers.
+two ends are looked at (`outcomes.WINDOW_CHARACTERS`), and of all words and all outputs no more than
+`SCANNED_CHARACTERS_MAX` for identifiers and numbers; URLs are looked for in all of those ends.
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -23,15 +23,15 @@ from recapd.daemon.compaction.evidence.facts import (
     parse,
 )
 from recapd.daemon.compaction.evidence.outcomes import ends, exit_status, failing_lines
-from recapd.daemon.compaction.evidence.patterns import identifiers, numbers, urls
+from recapd.daemon.compaction.evidence.patterns import identifiers_and_numbers, urls
 from recapd.daemon.compaction.evidence.read import Call, Output, Words, read
 from recapd.daemon.compaction.media import label_media
 from recapd.daemon.compaction.reminder import neutralise
 from recapd.protocol.items import REMINDER_END, REMINDER_TAG
 from recapd.storage.entry import Entry
 
-SCANNED_CHARACTERS_MAX = 400_000
-"""Of outputs that are searched for identifiers and numbers: 40 ms of regular expressions."""
+SCANNED_CHARACTERS_MAX = 300_000
+"""Of words, and again of outputs, that are searched for ids and numbers: 20 ms of patterns each."""
 
 FAILING_CHARACTERS_MAX = 200
 
@@ -89,7 +89,7 @@ class _Gatherer:
         self._last_request: Fact | None = None
         self._observed: tuple[int, str] | None = None  # an outcome without a call
         self._seen: set[tuple[Section, str]] = set()
-        self._scan_left = SCANNED_CHARACTERS_MAX
+        self._words_left = self._outputs_left = SCANNED_CHARACTERS_MAX
 
     def look(self, entry: Entry) -> None:
         for event in reversed(read(entry.item)):
@@ -171,7 +171,6 @@ class _Gatherer:
     def _look_at_deeds(
         self, entry_id: int, call: Call, answered: tuple[int, Output] | None
     ) -> None:
-        kinds: set[Deed] = set()
         done = list(deeds(call))
         runs = any(deed is _RUN for deed, _ in done)
         output_id, output = answered or (entry_id, None)
@@ -181,7 +180,6 @@ class _Gatherer:
             if runs and status in ("", "failed"):
                 status = exit_status(output.text) or status
         for deed, text in done:
-            kinds.add(deed)
             if deed is _RUN:
                 if status:
                     said = status if status in ("failed", "timeout") else f"exit {status}"
@@ -194,7 +192,7 @@ class _Gatherer:
             else:
                 self._add(Section.SEARCHES if deed is _SEARCH else Section.READ, entry_id, text)
         if output is not None:
-            kind = _RUN if _RUN in kinds or status == "failed" or not kinds else _WRITE
+            kind = _RUN if runs or status == "failed" or not done else _WRITE
             self._look_at_output(output_id, output, kind, status)
 
     def _look_at_output(self, entry_id: int, output: Output, kind: Deed, status: str = "") -> None:
@@ -215,25 +213,25 @@ class _Gatherer:
     ) -> None:
         text = ends(text)
         if into is self._from_outputs:
-            if self._scan_left < len(text):
-                if "://" in text:
-                    self._look_for_urls(entry_id, self._redact(text), into)
-                return
-            self._scan_left -= len(text)
+            left = self._outputs_left = self._outputs_left - len(text)
+        else:
+            left = self._words_left = self._words_left - len(text)
+        if left < 0:
+            if "://" in text:
+                self._look_for_urls(entry_id, self._redact(text), into)
+            return
         text = label_media(self._redact(text))
         self._look_for_urls(entry_id, text, into)
-        for section, find in ((Section.IDENTIFIERS, identifiers), (Section.NUMBERS, numbers)):
-            if len(into[section]) < FACTS_MAX:
-                self._add_all(into[section], entry_id, find(text))
+        ids, numbers = into[Section.IDENTIFIERS], into[Section.NUMBERS]
+        for kind, found in identifiers_and_numbers(text):
+            facts = ids if kind == "identifier" else numbers
+            if len(facts) < FACTS_MAX:
+                facts.setdefault(one_line(found), entry_id)
 
     def _look_for_urls(self, entry_id: int, text: str, into: dict[Section, dict[str, int]]) -> None:
         if len(into[Section.URLS]) < FACTS_MAX:
-            self._add_all(into[Section.URLS], entry_id, urls(text))
-
-    @staticmethod
-    def _add_all(facts: dict[str, int], entry_id: int, found: Iterable[str]) -> None:
-        for text in found:
-            facts.setdefault(one_line(text), entry_id)
+            for url in urls(text):
+                into[Section.URLS].setdefault(one_line(url), entry_id)
 
     def _has_room(self, section: Section) -> bool:
         return len(self._facts[section]) < FACTS_MAX

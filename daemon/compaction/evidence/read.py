@@ -40,7 +40,7 @@ class Output(msgspec.Struct, frozen=True, gc=False):
 
 Event: TypeAlias = Words | Call | Output
 
-_STATUSES = ("exit_code", "exitCode", "returncode", "return_code", "exit_status")
+_STATUSES = frozenset({"exit_code", "exitCode", "returncode", "return_code", "exit_status"})
 _ERRORS = ("is_error", "isError")
 _CALL_BLOCKS = frozenset({"tool_use", "server_tool_use", "mcp_tool_use", "toolCall", "tool_call"})
 _TEXT_BLOCKS = frozenset({"text", "input_text", "output_text", None})
@@ -158,12 +158,13 @@ def _text_and_status(value: Any) -> tuple[str, str]:
 
 
 def _status(value: dict[str, Any]) -> str:
-    for holder in (value, value.get("metadata"), value.get("outcome")):
+    for member in ("", "metadata", "outcome"):
+        holder = value.get(member) if member else value
         if is_object(holder):
             if holder.get("type") == "timeout":
                 return "timeout"
-            for name in _STATUSES:
-                status = holder.get(name)
+            for name in holder.keys() & _STATUSES:
+                status = holder[name]
                 if isinstance(status, int) and not isinstance(status, bool):
                     return str(status)
                 if isinstance(status, str) and status.lstrip("-").isdecimal():

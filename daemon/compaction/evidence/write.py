@@ -114,12 +114,13 @@ def _lines(section: Section, facts: list[Fact]) -> list[str]:
 def _keep(
     lists: dict[Section, list[str]], tokens: int, count: Callable[[str], int]
 ) -> dict[Section, list[str]]:
-    """The first lines of each section: first within its share, then as long as there is room."""
+    """The first lines of each section: within its share, again of what is left, then in order."""
     kept: dict[Section, list[str]] = {section: [] for section in lists}
     left = tokens
-    for share_only in (True, False):
+    for share_only in (True, True, False):
+        shared = left
         for section, lines in lists.items():
-            room = min(left, tokens * section.percent // 100) if share_only else left
+            room = min(left, shared * section.percent // 100) if share_only else left
             for line in lines[len(kept[section]) :]:
                 cost = count(line) + (0 if kept[section] else count(section.heading))
                 if cost > room:
