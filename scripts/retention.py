@@ -20,6 +20,9 @@ numbers_in_messages   the numbers that people and models wrote, without those in
 Found is what stands in the texts of the new history's items. Runs of white space count as one space
 in commands; the indentation of quoted lines is taken away before a request is looked for. Shares
 are of all facts of all histories together.
+
+Then one session is compacted fifteen times, with one hand-made history after the other as its new
+messages: what of each round is findable right after it, and what of all rounds so far.
 """
 
 import argparse
@@ -39,13 +42,14 @@ from recapd.daemon.compaction.summarise import OfflineSummariser
 from recapd.daemon.compaction.tokens import count_tokens
 from recapd.protocol.errors import ResultTooLarge
 from recapd.protocol.items import is_array, is_object
-from recapd.storage.entry import Entry
+from recapd.storage.entry import Entry, Reminder
 
 ROOT = Path(__file__).resolve().parent.parent
 
 CONTEXT_LIMIT = 20_000
 REQUEST_TOKENS_MAX = 4_000
 COMMAND_CHARACTERS = 200
+ROUNDS = 15
 
 GOALS = {
     "last_request": 1.0,
@@ -266,6 +270,59 @@ async def measure(items: Sequence[Item], context_limit: int) -> Shares | None:
     return found_in(texts, truth_of(compacted))
 
 
+@dataclass(frozen=True)
+class Round:
+    """One of several compactions of the same session."""
+
+    tokens: int
+    reminders: int
+    shares: Shares  # of what was compacted in this round
+    shares_so_far: Shares  # of what was compacted in this and all earlier ones
+
+
+async def measure_rounds(histories: Sequence[Sequence[Item]], context_limit: int) -> list[Round]:
+    """Compact `ROUNDS` times; `histories` in turn are what is appended before each."""
+    settings = Settings(context_limit=context_limit)
+    history: list[Entry] = []
+    truths: list[Truth] = []
+    rounds: list[Round] = []
+    next_id = 1
+    for number in range(ROUNDS):
+        for item in histories[number % len(histories)]:
+            if item.get("role") not in ("system", "developer"):  # those would stay and pile up
+                history.append(Entry(next_id, next_id, json.dumps(item).encode()))
+                next_id += 1
+        parts = await divide(history, settings)
+        plan = await prepare(parts, summarise=OfflineSummariser(), settings=settings)
+        history = plan.build(next_id, 0, Reminder(number + 1, f"round-{number}", number + 1))
+        next_id += 1
+        texts = [text for entry in history for text in strings(json.loads(entry.item))]
+        truths.append(truth_of([json.loads(entry.item) for entry in parts.body]))
+        rounds.append(
+            Round(
+                plan.tokens_after.count,
+                sum(entry.reminder is not None for entry in history),
+                found_in(texts, truths[-1]),
+                add(found_in(texts, truth) for truth in truths),
+            )
+        )
+    return rounds
+
+
+def table_of_rounds(rounds: Sequence[Round]) -> Iterator[str]:
+    """The lines of a table with a row for each round."""
+    kinds = [*GOALS]
+    yield f"{len(rounds)} compactions in a row; shares in percent, of this round / of all so far"
+    yield "  round  tokens  reminders  " + "  ".join(f"{kind[:20]:>20}" for kind in kinds)
+    for number, one in enumerate(rounds, start=1):
+        shares = (
+            f"{100 * ratio(one.shares[kind]):.1f} / {100 * ratio(one.shares_so_far[kind]):.1f}"
+            for kind in kinds
+        )
+        row = f"  {number:>5}  {one.tokens:>6}  {one.reminders:>9}  "
+        yield row + "  ".join(f"{share:>20}" for share in shares)
+
+
 def add(shares: Iterable[Shares]) -> Shares:
     """The sums, kind by kind."""
     total = {kind: (0, 0) for kind in GOALS}
@@ -313,6 +370,7 @@ async def main() -> int:
             else:
                 measured[group][name] = shares
     total = add(shares for histories in measured.values() for shares in histories.values())
+    rounds = await measure_rounds([items for _, items in groups["hand-made"]], CONTEXT_LIMIT)
     missed = [kind for kind, goal in GOALS.items() if goal and ratio(total[kind]) < goal]
     if options.json:
         report = {
@@ -322,6 +380,15 @@ async def main() -> int:
             "context_limit": CONTEXT_LIMIT,
             "histories": sum(map(len, measured.values())),
             "refused": refused,
+            "rounds": [
+                {
+                    "tokens": one.tokens,
+                    "reminders": one.reminders,
+                    "retention": {kind: ratio(share) for kind, share in one.shares.items()},
+                    "so_far": {kind: ratio(share) for kind, share in one.shares_so_far.items()},
+                }
+                for one in rounds
+            ],
         }
         print(json.dumps(report))
         return int(bool(missed))
@@ -331,6 +398,7 @@ async def main() -> int:
                 print("\n".join(table(name, {name: shares})))
         if shares_of:
             print("\n".join((*table(group, shares_of), "")))
+    print("\n".join((*table_of_rounds(rounds), "")))
     if refused:
         print(f"too large for {CONTEXT_LIMIT} tokens, so not compacted: {', '.join(refused)}")
     print(f"missed: {', '.join(missed)}" if missed else "all goals reached")

@@ -49,7 +49,7 @@ _STRONG = re.compile(
     r"^\s*(?:E\s{2,}\S|(?:\S+:)?\s*(?:fatal|panic|error|ERROR|FAIL|FAILED|FATAL)\b"
     r"|[\w.]*(?:Error|Exception)\b:?|Traceback|npm ERR!)"
     r"|\berror(?:\[\w+\])?:|\berror TS\d+|(?:^|\s)(?:FAILED|FAIL|✗|✘)\s"
-    r"|\d+ fail(?:ed|ing|ures?)\b",
+    r"|(?<!\d)[1-9]\d* fail(?:ed|ing|ures?)\b",
 )
 _WEAK = re.compile(
     r"error|fail|exception|cannot|could not|can't|not found|no such|denied|undefined|unexpected"

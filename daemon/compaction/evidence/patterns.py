@@ -21,8 +21,8 @@ _IDENTIFIER = re.compile(
 )
 _NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:%|[a-zA-Z]{1,3})?")
 _UNIT = re.compile(
-    r" (?:%|ms|s|min|h|[kKMG]i?B|[MG]Hz|px|USD|EUR|seconds|minutes|hours|days|bytes|tokens|lines"
-    r"|files|tests|errors|passed|failed)\b"
+    r" (?:%|(?:ms|s|min|h|[kKMG]i?B|[MG]Hz|px|USD|EUR|seconds|minutes|hours|days|bytes|tokens|lines"
+    r"|files|tests|errors|passed|failed)\b)"
 )
 _NO_CODES = frozenset({"EXIT", "ERROR", "ERRORS", "EDIT", "EACH", "EVERY", "ELSE", "EXAMPLE"})
 _CONTEXT_CHARACTERS = 24

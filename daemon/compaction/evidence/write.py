@@ -5,6 +5,7 @@ The last request comes first and is the last to be shortened. The rest is shared
 shrinks, every list loses its oldest facts, and at the very end the request loses its middle.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import groupby
@@ -30,6 +31,7 @@ REQUEST_CHARACTERS_MAX = 32_000
 
 _REQUEST_CHARACTERS_MIN = 60  # a shorter rest would be little more than the mark
 _SHORT_LINE_CHARACTERS_MAX = 240
+_LINE_END = re.compile("\r\n|[\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
 _SEAM_TOKENS = 4  # by which the whole may exceed the sum of its parts, where only a request is left
 
 _encode = msgspec.json.Encoder().encode
@@ -54,6 +56,8 @@ def write(evidence: Evidence, room: Room, count: Callable[[str], int] | None = N
     request = _request(
         evidence, min(tokens_max - frame - _SEAM_TOKENS, REQUEST_TOKENS_MAX + _SEAM_TOKENS), count
     )
+    if evidence.last_request is not None and not request:
+        return ""  # what was asked is worth more than all lists
     left = room.tokens - frame - (count(request) if request else 0)
     lists = {
         section: _lines(section, facts)
@@ -86,7 +90,8 @@ def _request(evidence: Evidence, tokens_max: int, count: Callable[[str], int]) -
     entry_id, text = evidence.last_request
     characters = min(len(text), REQUEST_CHARACTERS_MAX)
     while True:
-        body = shorten(text, characters).replace("\n", "\n  ")
+        # A line of it never begins where headings and facts do, whatever ends lines for the reader.
+        body = _LINE_END.sub(r"\g<0>  ", shorten(text, characters))
         written = f"{LAST_REQUEST_HEADING}\n[{entry_id}] {body}"
         tokens = count(written)
         if tokens <= tokens_max:
