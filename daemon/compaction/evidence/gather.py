@@ -1,9 +1,12 @@
 """From entries to facts: one pass over the body, from its newest entry to its oldest.
 
 So the newest of equal facts is the one that stays, an output is known before its call is met, and
-when a section has `FACTS_MAX` facts nothing more is looked at for its sake. Of long texts only the
-two ends are looked at (`outcomes.WINDOW_CHARACTERS`), and of all words and all outputs no more than
-`SCANNED_CHARACTERS_MAX` for identifiers and numbers; URLs are looked for in all of those ends.
+when a section has `FACTS_MAX` facts nothing more is looked at for its sake. The work is bounded:
+
+- of entries older than the `DEEP_ENTRIES` newest only requests and writing calls are looked at,
+  which their bytes give away;
+- of long texts only the two ends (`outcomes.WINDOW_CHARACTERS`);
+- for identifiers and numbers `SCANNED_CHARACTERS_MAX` of all words, and as many of all outputs.
 """
 
 import re
@@ -33,6 +36,9 @@ from recapd.storage.entry import Entry
 SCANNED_CHARACTERS_MAX = 300_000
 """Of words, and again of outputs, that are searched for ids and numbers: 20 ms of patterns each."""
 
+DEEP_ENTRIES = 1_500
+"""As many calls as the sections can hold, with their outputs and words, read in about 60 ms."""
+
 FAILING_CHARACTERS_MAX = 200
 
 _REQUEST_IN_LIST_CHARACTERS_MAX = 600
@@ -42,6 +48,9 @@ _COMMAND_BLOCK = re.compile(
 _OBSERVED = "<returncode>"  # how agents that run the last code block give its outcome back
 
 _encode = msgspec.json.Encoder().encode
+
+# With a call's arguments before or behind; a pattern is slower than looking for the words.
+_WRITING = (b"rite", b"dit", b"atch", b"reate", b"nsert", b"eplace", b"ppend", b"elete")
 
 _RUN, _WRITE, _SEARCH = Deed.RUN, Deed.WRITE, Deed.SEARCH
 
@@ -70,9 +79,12 @@ def gather(
     gatherer = _Gatherer(redact)
     for entry in reversed(tail):
         gatherer.look_for_open_calls(entry)
-    for entry in reversed(body):
+    for number, entry in enumerate(reversed(body)):
         checkpoint()
-        gatherer.look(entry)
+        if number < DEEP_ENTRIES:
+            gatherer.look(entry)
+        elif _may_ask_or_write(entry.item):
+            gatherer.glance(entry)
     gatherer.look_at_stray_outputs()
     for entry in reversed(dropped):
         if entry.reminder is not None:  # nobody else's text is taken for evidence of ours
@@ -104,6 +116,16 @@ class _Gatherer:
                 self._look_at_request(entry.entry_id, event.text)
             else:
                 self._look_at_words(entry.entry_id, event)
+
+    def glance(self, entry: Entry) -> None:
+        """Look for requests and written files only; whether a write succeeded is not known."""
+        for event in reversed(read(entry.item)):
+            if isinstance(event, Call):
+                for deed, path in deeds(event):
+                    if deed is _WRITE:
+                        self._add(Section.WRITTEN, entry.entry_id, path)
+            elif isinstance(event, Words) and event.role == "user":
+                self._look_at_request(entry.entry_id, event.text)
 
     def look_for_open_calls(self, entry: Entry) -> None:
         for event in reversed(read(entry.item)):
@@ -263,6 +285,14 @@ class _Gatherer:
         self._add(
             Section.OPEN, entry_id, arguments, prefix=f"{one_line(call.name, 100)} {call_id}: "
         )
+
+
+def _may_ask_or_write(item: bytes) -> bool:
+    if b'"user"' in item:
+        return b"tool_result" not in item
+    if b'"arguments"' in item or b'"input"' in item or b'"operation"' in item:
+        return any(word in item for word in _WRITING)
+    return False
 
 
 def _without_reminders(text: str) -> str:

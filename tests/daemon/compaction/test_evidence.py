@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recapd.daemon.compaction.evidence.facts import HEADING, Section, one_line, parse
-from recapd.daemon.compaction.evidence.gather import Evidence, gather
+from recapd.daemon.compaction.evidence.gather import DEEP_ENTRIES, Evidence, gather
 from recapd.daemon.compaction.evidence.outcomes import WINDOW_CHARACTERS, exit_status, failing_lines
 from recapd.daemon.compaction.evidence.patterns import identifiers_and_numbers, urls
 from recapd.daemon.compaction.evidence.read import read
@@ -385,6 +385,20 @@ def long_history() -> list[Entry]:
 
 
 LONG = gather(long_history())
+
+
+def test_a_request_and_written_files_are_found_however_old_they_are() -> None:
+    """An agent works for hours on one request; of the rest, what is that old would not fit."""
+    items = [
+        user("Port it all."),
+        *called("write", {"path": "first.py"}),
+        *called("bash", {"command": "make first"}, "exit code: 1"),
+    ]
+    items += called("read", {"path": "a"}) * DEEP_ENTRIES
+    evidence = gather(entries(items))
+    assert evidence.last_request == (1, "Port it all.")
+    assert evidence.sections[Section.WRITTEN] == [(2, "first.py")]
+    assert evidence.sections[Section.STATUS] == []
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 20, 60, 100, 101, 250, 1_000, 4_000, 20_000])
