@@ -56,10 +56,15 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Redactor:
-    """Replaces secrets by `[redacted KIND]`; `counts` has how many of each kind so far."""
+    """Replaces secrets by `[redacted KIND]`; `counts` has how many of each kind so far.
 
-    def __init__(self, counts: dict[str, int] | None = None) -> None:
+    With `each_once` a secret counts once however often it is met: for whoever reads the same text
+    several times.
+    """
+
+    def __init__(self, counts: dict[str, int] | None = None, *, each_once: bool = False) -> None:
         self.counts: Counter[str] = Counter(counts or {})
+        self._seen: set[str] | None = set() if each_once else None
 
     def text(self, text: str) -> str:
         """The text without its secrets; the same object when there are none."""
@@ -96,5 +101,8 @@ class Redactor:
 
     def _replace(self, match: re.Match[str]) -> str:
         kind = match.lastgroup or "secret"
-        self.counts[kind] += 1
+        if self._seen is None or match[0] not in self._seen:
+            self.counts[kind] += 1
+        if self._seen is not None:
+            self._seen.add(match[0])
         return f"[redacted {kind}]"

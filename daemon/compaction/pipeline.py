@@ -163,14 +163,19 @@ async def prepare(
     retained = await count_tokens_of(
         [entry.item for part in _retained(parts).values() for entry in part]
     )
-    allowance = allowance_tokens(settings.context_limit - retained.count, len(parts.reminders))
+    room = settings.context_limit - retained.count
+    allowance = allowance_tokens(
+        room,
+        sum(entry.reminder is not None for entry in parts.reminders),
+        (await count_tokens_of([entry.item for entry in parts.reminders[:1]])).count,
+    )
     characters_max = summary_characters(allowance, settings.summary_characters_max)
     source = Source(parts.instructions, parts.reminders, parts.body, characters_max, redact)
     progress("summarise", 0, 1)
     summary = accept(await summarise(source))
     progress("summarise", 1, 1)
     progress("check", 0, 1)
-    fit = partial(_fit, parts, summary, archived_revision, settings, retained.count, redact)
+    fit = partial(_fit, parts, summary, archived_revision, room, allowance, redact)
     quick = sum(len(entry.item) for entry in parts.body) <= _INLINE_BYTES and SHARED_TABLE.loaded
     evidence, reminder = (
         fit(lambda: None)
@@ -230,14 +235,15 @@ def _fit(
     parts: Partition,
     summary: str,
     archived_revision: int | None,
-    settings: Settings,
-    retained_tokens: int,
+    room: int,
+    allowance: int,
     redact: Callable[[str], str],
     checkpoint: Callable[[], None],
 ) -> tuple[str, TokenCount]:
-    """The evidence that fits beside `summary`, and the tokens of the reminder that has both."""
-    room = settings.context_limit - retained_tokens
-    allowance = allowance_tokens(room, len(parts.reminders))
+    """The evidence that fits beside `summary`, and the tokens of the reminder that has both.
+
+    `room` is how many tokens the reminder may have at most, `allowance` how many it should have.
+    """
     alone = count_item_tokens(reminder_item(summary, archived_revision))
     left = room - alone.count
     if left <= 0:

@@ -116,7 +116,7 @@ async def compact(call: Call, params: m.CompactParams) -> object:
             summary_characters_max=settings.summary_characters_max,
         ),
         force=params.force,
-        redactor=Redactor() if settings.redact_summary_source else None,
+        redactor=Redactor(each_once=True) if settings.redact_summary_source else None,
     )
     with anyio.CancelScope(shield=True):  # it was handed over: its outcome is the answer
         await compaction.begun.settled()

@@ -543,7 +543,9 @@ def test_secrets_are_taken_out_before_anything_is_cut() -> None:
         assistant(f"https://user:{'p' * 30}@h.example/x and {key}"),
         user(f"use {key} again"),
     ]
-    block = write(gather(entries(items), redact=Redactor().text), LARGE)
+    redactor = Redactor(each_once=True)
+    block = write(gather(entries(items), redact=redactor.text), LARGE)
+    assert redactor.counts == {"anthropic_key": 1, "url_password": 1}
     assert "a1B2" not in block
     assert "sk-ant" not in block
     assert "ppp" not in block

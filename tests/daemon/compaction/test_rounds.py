@@ -90,18 +90,28 @@ async def test_fifteen_compactions_stay_within_the_limit_and_lose_little() -> No
         assert all(f"src/part{number}/unit{step}.c" in text for step in range(4))
 
 
-@pytest.mark.parametrize("room_tokens", [100, 20_000, 1_000_000])
-def test_the_room_is_never_used_up_before_the_eleventh(room_tokens: int) -> None:
-    left = room_tokens
+@pytest.mark.parametrize("limit_tokens", [1_000, 20_000, 1_000_000])
+@pytest.mark.parametrize("small", [0, 5, 8, 10])
+def test_there_is_always_room_for_the_next_one(limit_tokens: int, small: int) -> None:
+    """However small the first ones were, and though all others take whatever they may."""
+    retained = [limit_tokens // 1_000] * small
+    for _ in range(40):
+        room = limit_tokens - sum(retained)
+        given = allowance_tokens(room, len(retained), retained[0] if retained else 0)
+        assert limit_tokens * 0.004 <= given <= limit_tokens * 0.34
+        retained = [*retained, given][-10:]
+
+
+def test_the_first_are_the_largest() -> None:
+    left = 20_000
     given: list[int] = []
-    for earlier in range(11):
-        given.append(allowance_tokens(left, earlier))
+    for earlier in range(10):
+        given.append(allowance_tokens(left, earlier, given[0] if given else 0))
         left -= given[-1]
-    assert given[0] == pytest.approx(room_tokens * 0.33, rel=0.01, abs=1)
+    assert given[:3] == [6622, 3311, 2207]
     assert given == sorted(given, reverse=True)
-    assert min(given) >= room_tokens * 0.03 - 1
-    assert left == 0
-    assert allowance_tokens(room_tokens, 25) == room_tokens
+    assert given[-1] > 600
+    assert allowance_tokens(20_000, 25) == 6622
     assert allowance_tokens(-5, 0) == 0
 
 
