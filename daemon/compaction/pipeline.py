@@ -9,9 +9,10 @@
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Protocol
 
 import anyio.from_thread
@@ -24,7 +25,7 @@ from recapd.daemon.compaction.allowance import (
     summary_characters,
 )
 from recapd.daemon.compaction.evidence.gather import gather
-from recapd.daemon.compaction.evidence.write import Room, write
+from recapd.daemon.compaction.evidence.write import Room, count_written, write
 from recapd.daemon.compaction.partition import Partition, Reminders, partition
 from recapd.daemon.compaction.reminder import reminder_item
 from recapd.daemon.compaction.summarise import (
@@ -34,10 +35,12 @@ from recapd.daemon.compaction.summarise import (
     accept,
 )
 from recapd.daemon.compaction.tokens import (
+    BYTES_PER_TOKEN,
     SHARED_TABLE,
     TokenCount,
     count_item_tokens,
     count_tokens_of,
+    estimate_tokens,
 )
 from recapd.protocol.errors import ResultTooLarge
 from recapd.protocol.items import ItemFacts, item_facts
@@ -150,8 +153,9 @@ async def prepare(
 ) -> Plan:
     """Summarise the body, add evidence, and check the result by the exact count of tokens.
 
-    Summary and evidence have the room that `allowance` gives them. Where the whole would exceed
-    `context_limit` all the same, the evidence shrinks, in the order that `evidence.write` tells.
+    Summary and evidence have the room that `allowance` gives them. Where the reminder would exceed
+    `context_limit` all the same, or be larger than what it replaces, the evidence shrinks, in the
+    order that `evidence.write` tells.
 
     `archived_revision` is the one that the reminder's text is going to name, as far as known;
     `redact` takes secrets out of what the summariser is given and out of the evidence.
@@ -169,14 +173,16 @@ async def prepare(
         sum(entry.reminder is not None for entry in parts.reminders),
         (await count_tokens_of([entry.item for entry in parts.reminders[:1]])).count,
     )
-    characters_max = summary_characters(allowance, settings.summary_characters_max)
+    body_bytes = sum(len(entry.item) for entry in parts.body)
+    characters_max = summary_characters(allowance, settings.summary_characters_max, body_bytes)
     source = Source(parts.instructions, parts.reminders, parts.body, characters_max, redact)
     progress("summarise", 0, 1)
     summary = accept(await summarise(source))
     progress("summarise", 1, 1)
     progress("check", 0, 1)
-    fit = partial(_fit, parts, summary, archived_revision, room, allowance, redact)
-    quick = sum(len(entry.item) for entry in parts.body) <= _INLINE_BYTES and SHARED_TABLE.loaded
+    lists_tokens = evidence_tokens(allowance, settings.context_limit)
+    fit = partial(_fit, parts, summary, archived_revision, room, lists_tokens, redact)
+    quick = body_bytes <= _INLINE_BYTES and SHARED_TABLE.loaded
     evidence, reminder = (
         fit(lambda: None)
         if quick
@@ -236,30 +242,57 @@ def _fit(
     summary: str,
     archived_revision: int | None,
     room: int,
-    allowance: int,
+    lists_tokens: int,
     redact: Callable[[str], str],
     checkpoint: Callable[[], None],
 ) -> tuple[str, TokenCount]:
     """The evidence that fits beside `summary`, and the tokens of the reminder that has both.
 
-    `room` is how many tokens the reminder may have at most, `allowance` how many it should have.
+    `room` is how many tokens the reminder may have, `lists_tokens` how many the evidence may have
+    beside the last request.
     """
-    alone = count_item_tokens(reminder_item(summary, archived_revision))
-    left = room - alone.count
-    if left <= 0:
-        return "", alone
-    found = gather(parts.body, parts.tail, parts.dropped, redact, checkpoint)
+    found = gather(
+        parts.body,
+        parts.body_facts,
+        parts.tail,
+        parts.dropped,
+        characters=lists_tokens * BYTES_PER_TOKEN,
+        redact=redact,
+        checkpoint=checkpoint,
+    )
+    written = partial(reminder_item, summary, archived_revision)
     # Half the room may go to a long request: word for word is worth more than what comes later.
-    request_tokens = min(room // 2, left)
-    tokens = min(evidence_tokens(allowance, alone.count), left)
-    while evidence := write(found, Room(request_tokens, tokens)):
-        count = count_item_tokens(reminder_item(summary, archived_revision, evidence))
-        excess = count.count - room
-        if excess <= 0:
+    evidence = write(found, Room(room // 2, lists_tokens))
+    count = count_item_tokens(written(evidence))
+    # No larger than what it replaces: compacting a small history must not make it larger (B06).
+    tokens_max = min(room, _tokens_from(count.count, chain(parts.body, parts.dropped)))
+    if not evidence or count.count <= tokens_max:
+        return evidence, count
+    alone = count_item_tokens(written())
+    found = found.beyond(summary)
+    left = tokens_max - alone.count
+    while left > 0 and (
+        evidence := write(
+            found, Room(min(room // 2, left), min(lists_tokens, left)), count_written
+        )
+    ):
+        count = count_item_tokens(written(evidence))
+        if count.count <= tokens_max:
             return evidence, count
-        request_tokens -= excess
-        tokens -= excess
+        left -= count.count - tokens_max
     return "", alone
+
+
+def _tokens_from(tokens_min: int, entries: Iterable[Entry]) -> int:
+    """The tokens of `entries`; an estimate where they are far more than `tokens_min`."""
+    tokens = 0
+    near: list[Entry] = []
+    for entry in entries:
+        near.append(entry)
+        tokens += estimate_tokens(entry.item)
+        if tokens > 2 * tokens_min:
+            return tokens
+    return sum(count_item_tokens(entry.item).count for entry in near)
 
 
 async def _too_large(

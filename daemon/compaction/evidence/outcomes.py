@@ -19,20 +19,17 @@ _STATUS = re.compile(
     r"(?:<(?:returncode|exit_code)>\s*"
     r"|\bexit(?:ed)?[ _-]?(?:with[ _])?(?:exit[ _])?(?:code|status|value)?[\"']?\s*[:=]?\s*"
     r"|\b(?:return[ _]?code|rc|status)[\"']?\s*[:=]\s*"
-    r"|\breturned(?: non-zero exit status)? )(-?\d{1,10})\b",
-    re.IGNORECASE,
+    r"|\breturned(?: non-zero exit status)? )(-?\d{1,10})\b"
 )
 # The first lines that a tool puts above what the command printed.
 _HEADER = re.compile(
     r"\s*(?:[^\n]{0,100}\n){0,3}?\s*"
-    r"(?:Exit code|Exit status|Process exited with code|<returncode>|<exit_code>)"
-    r"\s*:?\s*(-?\d{1,10})",
-    re.IGNORECASE,
+    r"(?:exit code|exit status|process exited with code|<returncode>|<exit_code>)"
+    r"\s*:?\s*(-?\d{1,10})"
 )
 # Looking for these first is ten times faster than the patterns.
 _STATUS_HINTS = ("exit", "return", "rc=", "rc:", "status")
-_HEADER_HINTS = ("exit", "returncode")
-_TIMED_OUT = re.compile(r"\b(?:command |process )timed out\b", re.IGNORECASE)
+_TIMED_OUT = re.compile(r"\b(?:command |process )timed out\b")
 _HINTS = (
     "rror",
     "FAIL",
@@ -44,6 +41,9 @@ _HINTS = (
     "ERR",
     "denied",
     "not found",
+    "E  ",
+    "✗",
+    "✘",
 )
 _STRONG = re.compile(
     r"^\s*(?:E\s{2,}\S|(?:\S+:)?\s*(?:fatal|panic|error|ERROR|FAIL|FAILED|FATAL)\b"
@@ -71,15 +71,16 @@ def exit_status(text: str) -> str:
 
     A header at the beginning wins, then the last mention at the end.
     """
-    tail = text[-_STATUS_ENDS_CHARACTERS:]
-    if any(hint in text[:_STATUS_ENDS_CHARACTERS].lower() for hint in _HEADER_HINTS):
-        header = _HEADER.match(text)
+    head, tail = text[:_STATUS_ENDS_CHARACTERS].lower(), text[-_STATUS_ENDS_CHARACTERS:].lower()
+    if "exit" in head or "returncode" in head:
+        header = _HEADER.match(head)
         if header is not None:
             return header[1]
-    if any(hint in tail.lower() for hint in _STATUS_HINTS):
-        statuses = _STATUS.findall(tail)
-        if statuses:
-            return str(statuses[-1])
+    if any([hint in tail for hint in _STATUS_HINTS]):
+        for line in reversed(tail.splitlines()):
+            statuses = _STATUS.findall(line) if any([hint in line for hint in _STATUS_HINTS]) else ()
+            if statuses:
+                return str(statuses[-1])
     return "timeout" if "timed out" in tail and _TIMED_OUT.search(tail) else ""
 
 
@@ -88,7 +89,8 @@ def failing_lines(text: str, failed: bool) -> Iterator[str]:
 
     Of a command that is not known to have failed only those that leave no doubt.
     """
-    if not failed and not any(hint in text for hint in _HINTS):
+    hinted = any([hint in text for hint in _HINTS])
+    if not failed and not hinted:
         return
     found = 0
     weak: list[str] = []
@@ -96,7 +98,7 @@ def failing_lines(text: str, failed: bool) -> Iterator[str]:
         line = line.strip()
         if not line:
             continue
-        if _STRONG.search(line):
+        if hinted and any([hint in line for hint in _HINTS]) and _STRONG.search(line):
             yield line
             found += 1
             if found == FAILING_LINES_MAX:
