@@ -37,7 +37,7 @@ from recapd.storage.entry import Entry
 CALL_CHARACTERS = 40
 """For each so many characters of room one call is read, with its output, the newest first."""
 
-SCANNED_CHARACTERS = 2
+SCANNED_CHARACTERS = 1
 """For each character of room so many of messages are searched, and as many of outputs."""
 
 MESSAGES_MAX = 500
@@ -312,43 +312,44 @@ class _Gatherer:
                 self._add(self._read, entry_id, text)
         if runs or status == "failed" or not done:
             self._look_at_outcome(output_id, output.text, status)
-        elif self._urls.left > 0 and "://" in output.text:
-            self._look_for_patterns(output_id, ends(output.text), only_urls=True)
+        elif output.text:
+            self._look_for_patterns(output_id, ends(output.text))
 
     def _look_at_outcome(self, entry_id: int, text: str, status: str) -> None:
         """The text that a command or an unknown tool gave back."""
-        if text and self._outputs_left > 0:
-            text = ends(text)
-            self._outputs_left -= len(text)
-            if self._failing.left > 0:
-                for line in failing_lines(text, failed=status not in ("", "0")):
-                    self._add(self._failing, entry_id, line, _FAILING_CHARACTERS_MAX)
-            self._look_for_patterns(entry_id, text)
+        text = ends(text)
+        searched = self._outputs_left > 0
+        if searched and self._failing.left > 0:
+            for line in failing_lines(text, failed=status not in ("", "0")):
+                self._add(self._failing, entry_id, line, _FAILING_CHARACTERS_MAX)
+        self._outputs_left -= len(text)
+        self._look_for_patterns(entry_id, text, ids=searched)
 
     def _look_at_text(self, entry_id: int, text: str) -> None:
         """What a person or a model wrote."""
-        if self._messages_left > 0:
-            text = ends(text)
-            self._messages_left -= len(text)
-            self._look_for_patterns(entry_id, text)
+        text = ends(text)
+        searched = self._messages_left > 0
+        self._messages_left -= len(text)
+        self._look_for_patterns(entry_id, text, ids=searched, numbers=searched)
 
-    def _look_for_patterns(self, entry_id: int, text: str, *, only_urls: bool = False) -> None:
-        found = self._patterns(text, only_urls)
+    def _look_for_patterns(
+        self, entry_id: int, text: str, *, ids: bool = False, numbers: bool = False
+    ) -> None:
+        found = self._patterns(text, ids, numbers)
         if found and (redacted := self._redact(text)) is not text:
             self._seen_urls.clear()
-            found = self._patterns(redacted, only_urls)
+            found = self._patterns(redacted, ids, numbers)
         for facts, fact in found:
-            facts.add(entry_id, fact)
+            facts.add(entry_id, one_line(fact))
 
-    def _patterns(self, text: str, only_urls: bool) -> list[tuple[_List, str]]:
+    def _patterns(self, text: str, ids: bool, numbers: bool) -> list[tuple[_List, str]]:
         found: list[tuple[_List, str]] = []
-        if self._urls.left > 0:
-            found += [(self._urls, one_line(url)) for url in urls(text, self._seen_urls)]
-        if not only_urls and (self._ids.left > 0 or self._numbers.left > 0):
-            for kind, fact in identifiers_and_numbers(label_media(text)):
-                facts = self._ids if kind == "identifier" else self._numbers
-                if facts.left > 0:
-                    found.append((facts, one_line(fact)))
+        if self._urls.left > 0 and "://" in text:
+            found += [(self._urls, url) for url in urls(text, self._seen_urls)]
+        numbers = numbers and self._numbers.left > 0
+        if numbers or (ids and self._ids.left > 0):
+            for kind, fact in identifiers_and_numbers(label_media(text), numbers=numbers):
+                found.append((self._ids if kind == "identifier" else self._numbers, fact))
         return found
 
     def _add(

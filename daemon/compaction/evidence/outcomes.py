@@ -45,11 +45,15 @@ _HINTS = (
     "✗",
     "✘",
 )
-_STRONG = re.compile(
-    r"^\s*(?:E\s{2,}\S|(?:\S+:)?\s*(?:fatal|panic|error|ERROR|FAIL|FAILED|FATAL)\b"
-    r"|[\w.]*(?:Error|Exception)\b:?|Traceback|npm ERR!)"
-    r"|\berror(?:\[\w+\])?:|\berror TS\d+|(?:^|\s)(?:FAILED|FAIL|✗|✘)\s"
-    r"|(?<!\d)[1-9]\d* fail(?:ed|ing|ures?)\b",
+# What leaves no doubt: at the beginning of a line, and behind a word that is in it.
+_STRONG_BEGINNING = re.compile(
+    r"\s*(?:E\s{2,}\S|(?:\S{1,200}:)?\s*(?:fatal|panic|error|ERROR|FAIL|FAILED|FATAL)\b"
+    r"|[\w.]{0,100}(?:Error|Exception)\b|Traceback|npm ERR!|[✗✘]\s)"
+)
+_STRONG_WITHIN = (
+    ("error", re.compile(r"error(?:\[\w{1,20}\]:|:| TS\d)")),
+    ("FAIL", re.compile(r"FAIL(?:ED)?\s")),
+    (" fail", re.compile(r"[1-9] fail(?:ed|ing|ures?)\b")),
 )
 _WEAK = re.compile(
     r"error|fail|exception|cannot|could not|can't|not found|no such|denied|undefined|unexpected"
@@ -98,7 +102,7 @@ def failing_lines(text: str, failed: bool) -> Iterator[str]:
         line = line.strip()
         if not line:
             continue
-        if hinted and any([hint in line for hint in _HINTS]) and _STRONG.search(line):
+        if hinted and any([hint in line for hint in _HINTS]) and _is_strong(line):
             yield line
             found += 1
             if found == FAILING_LINES_MAX:
@@ -106,3 +110,9 @@ def failing_lines(text: str, failed: bool) -> Iterator[str]:
         elif failed and _WEAK.search(line):
             weak.append(line)
     yield from weak[: FAILING_LINES_MAX - found]
+
+
+def _is_strong(line: str) -> bool:
+    if _STRONG_BEGINNING.match(line):
+        return True
+    return any([hint in line and pattern.search(line) for hint, pattern in _STRONG_WITHIN])

@@ -48,8 +48,8 @@ def urls(text: str, seen: set[str]) -> Iterator[str]:
                 yield (scheme[0] + rest).rstrip(".,;:!?*]" if "(" in rest else ".,;:!?*])")
 
 
-def identifiers_and_numbers(text: str) -> Iterator[tuple[Kind, str]]:
-    """Ids of commits and others, versions, addresses with ports, error codes; and numbers.
+def identifiers_and_numbers(text: str, *, numbers: bool = True) -> Iterator[tuple[Kind, str]]:
+    """Ids of commits and others, versions, addresses with ports, error codes; `numbers` as well.
 
     A number has two digits or a unit; the words right before it come along, for they say of what.
     """
@@ -69,13 +69,13 @@ def identifiers_and_numbers(text: str) -> Iterator[tuple[Kind, str]]:
             start -= 1
         word = text[start:end].rstrip(".:-+").lstrip(".:_")
         kind = _kind(word)
-        if kind == "number":
+        if kind == "identifier":
+            yield kind, word
+        elif kind and numbers:
             unit = _UNIT.match(text, end)
             if unit is not None:
                 word += unit[0]
             yield kind, _before(text, start) + word
-        elif kind:
-            yield kind, word
 
 
 @lru_cache(maxsize=4096)
