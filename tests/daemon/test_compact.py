@@ -151,7 +151,7 @@ async def test_a_given_summary_is_used_as_it_is(peer: Peer) -> None:
     result = await peer.call("session.compact", session_id="a", summary="  We did \U0001f600.\n")
     assert result["quality"] == "client"
     (entry,) = await peer.entries("a")
-    assert "\n\nWe did \U0001f600.\n\nEvidence, " in entry["item"]["content"][0]["text"]
+    assert "\n\nWe did \U0001f600.\n</system-reminder>" in entry["item"]["content"][0]["text"]
     for summary in ("", " \n\t"):
         with pytest.raises(CompactionFailed) as caught:
             await peer.call("session.compact", session_id="a", summary=summary)

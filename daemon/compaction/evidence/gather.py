@@ -56,7 +56,7 @@ _OBSERVED = "<returncode>"  # how agents that run the last code block give its o
 _OBSERVED_BYTES = _OBSERVED.encode()
 _OBSERVED_WITHIN = 200  # bytes of an item, if at all
 # With a call's arguments before or behind; a pattern is slower than looking for the words.
-_WRITING = (b"rite", b"dit", b"atch", b"reate", b"nsert", b"eplace", b"ppend", b"elete")
+_WRITING = (b"rite", b"dit", b"atch", b"reate", b"nsert", b"eplace", b"ppend", b"elete", b" > ")
 
 _encode = msgspec.json.Encoder().encode
 
