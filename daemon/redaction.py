@@ -8,6 +8,7 @@ has no shape of its own (a password in a sentence) is not found.
 import json
 import re
 from collections import Counter
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -35,15 +36,24 @@ _SHAPES: Final = {
     "bearer_token": r"(?<=[Bb]earer )[A-Za-z0-9._~+/-]{20,}=*",
     "url_password": r"(?<=://)[^\s/:@\"\\]{1,200}:[^\s/:@\"\\]{1,200}(?=@)",
 }
-_PATTERN: Final = re.compile(
-    "|".join(f"(?P<{kind}>{shape})" for kind, shape in _SHAPES.items()), re.DOTALL
-)
-# One of these is in every match: looking for them first is fifty times faster than the pattern.
-_HINTS: Final = (
-    *("PRIVATE KEY", "sk-", "k_live_", "k_test_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_"),
-    *("github_pat_", "glpat-", "AKIA", "ASIA", "AIza", "xox", "npm_", "pypi-", "hf_", "eyJ"),
-    *("earer ", "://"),
-)
+# One of these is in every match: looking for them first is fifty times faster than a pattern.
+_HINTS: Final = {
+    "PRIVATE KEY": "private_key",
+    "sk-ant-": "anthropic_key",
+    "sk-": "openai_key",
+    **dict.fromkeys(("ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_"), "github_token"),
+    "glpat-": "gitlab_token",
+    **dict.fromkeys(("AKIA", "ASIA"), "aws_key_id"),
+    "AIza": "google_key",
+    "xox": "slack_token",
+    **dict.fromkeys(("k_live_", "k_test_"), "stripe_key"),
+    "npm_": "npm_token",
+    "pypi-": "pypi_token",
+    "hf_": "huggingface_token",
+    "eyJ": "jwt",
+    "earer ": "bearer_token",
+    "://": "url_password",
+}
 _ASCII_ESCAPE: Final = re.compile(rb"\\u00[2-7]")  # a letter that need not be escaped
 
 
@@ -53,6 +63,13 @@ def _as_written(number: str) -> msgspec.Raw:
 
 _decode = msgspec.json.Decoder(float_hook=_as_written).decode
 _encode = msgspec.json.Encoder().encode
+
+
+@lru_cache(maxsize=64)
+def _pattern(kinds: frozenset[str]) -> re.Pattern[str]:
+    """The shapes of `kinds`, in their order: a pattern is as slow as it has alternatives."""
+    shapes = (f"(?P<{kind}>{shape})" for kind, shape in _SHAPES.items() if kind in kinds)
+    return re.compile("|".join(shapes), re.DOTALL)
 
 
 class Redactor:
@@ -68,9 +85,12 @@ class Redactor:
 
     def text(self, text: str) -> str:
         """The text without its secrets; the same object when there are none."""
-        if not any(hint in text for hint in _HINTS):
+        hinted = {kind for hint, kind in _HINTS.items() if hint in text}
+        if "@" not in text:
+            hinted.discard("url_password")
+        if not hinted:
             return text
-        return _PATTERN.sub(self._replace, text)
+        return _pattern(frozenset(hinted)).sub(self._replace, text)
 
     def item(self, item: bytes) -> bytes:
         """An item, as JSON text, without its secrets; the same bytes when there are none.

@@ -14,6 +14,12 @@ from recapd.daemon.compaction.tokens import BYTES_PER_TOKEN
 SUMMARY_CHARACTERS_MIN = 200
 """Less would be marks of what is missing and nothing else."""
 
+WHOLE_CHARACTERS_MAX = 3_000
+"""Of a transcript that need not be shortened because its body is small."""
+
+EVIDENCE_PART = 8
+"""Of `context_limit`: more retains little more (`scripts/bench retention`), and takes time."""
+
 _PARTS = [1 / (number + 1) for number in range(REMINDERS_MAX + 1)]
 _SHARES = [part / sum(_PARTS[number:]) for number, part in enumerate(_PARTS)]
 
@@ -29,11 +35,17 @@ def allowance_tokens(room_tokens: int, earlier: int, oldest_tokens: int = 0) -> 
     return max(min(share, max(safe, oldest_tokens)), 0)
 
 
-def summary_characters(allowance: int, characters_max: int) -> int:
-    """Of a reminder of `allowance` tokens a third is for the summary; two are for the evidence."""
-    return min(characters_max, max(allowance // 3 * BYTES_PER_TOKEN, SUMMARY_CHARACTERS_MIN))
+def summary_characters(allowance: int, characters_max: int, body_bytes: int) -> int:
+    """Of a reminder of `allowance` tokens a third is for the summary; two may be evidence.
+
+    Of a body of some pages the summary is three quarters at most, or the new history would be as
+    large as the old one (B06).
+    """
+    part = max(body_bytes * 3 // 4, WHOLE_CHARACTERS_MAX)
+    room = max(allowance // 3 * BYTES_PER_TOKEN, SUMMARY_CHARACTERS_MIN)
+    return min(characters_max, part, room)
 
 
-def evidence_tokens(allowance: int, summary_tokens: int) -> int:
-    """What the summary leaves of the allowance, though never less than two thirds of it."""
-    return max(allowance - summary_tokens, allowance * 2 // 3)
+def evidence_tokens(allowance: int, context_limit: int) -> int:
+    """Of the lists of evidence: two thirds of the allowance, and an eighth of `context_limit`."""
+    return max(min(allowance * 2 // 3, context_limit // EVIDENCE_PART), 0)

@@ -47,6 +47,7 @@ class Partition:
     dropped: tuple[Entry, ...]  # older messages that are nothing but reminders
     body: tuple[Entry, ...]  # to be summarised
     tail: tuple[Entry, ...]  # unanswered calls and what is recent, to be retained
+    body_facts: tuple[ItemFacts, ...] = ()  # those of the body's items
 
     @property
     def nothing_to_summarise(self) -> bool:
@@ -92,7 +93,12 @@ def partition(
         return tuple(history[position] for position in positions)
 
     return Partition(
-        part(instructions), part(retained), part(dropped), part(rest[:cut]), part(rest[cut:])
+        part(instructions),
+        part(retained),
+        part(dropped),
+        part(rest[:cut]),
+        part(rest[cut:]),
+        tuple(facts[position] for position in rest[:cut]),
     )
 
 

@@ -9,9 +9,10 @@
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Protocol
 
 import anyio.from_thread
@@ -24,7 +25,7 @@ from recapd.daemon.compaction.allowance import (
     summary_characters,
 )
 from recapd.daemon.compaction.evidence.gather import gather
-from recapd.daemon.compaction.evidence.write import Room, write
+from recapd.daemon.compaction.evidence.write import Room, count_written, write
 from recapd.daemon.compaction.partition import Partition, Reminders, partition
 from recapd.daemon.compaction.reminder import reminder_item
 from recapd.daemon.compaction.summarise.base import (
@@ -35,10 +36,12 @@ from recapd.daemon.compaction.summarise.base import (
     accept,
 )
 from recapd.daemon.compaction.tokens import (
+    BYTES_PER_TOKEN,
     SHARED_TABLE,
     TokenCount,
     count_item_tokens,
     count_tokens_of,
+    estimate_tokens,
 )
 from recapd.protocol.errors import ResultTooLarge
 from recapd.protocol.items import ItemFacts, item_facts
@@ -50,6 +53,9 @@ SLICE_BYTES = 1_000_000
 
 ENTRY_BYTES = 2_000
 """What looking at an item costs however short it is, in bytes of a long one."""
+
+EVIDENCE_TOKENS_MIN = 500
+"""For what the summary does not say already, however small the body is."""
 
 _INLINE_BYTES = 40_000
 """Of a body whose evidence is gathered in a few milliseconds; more is worth a thread."""
@@ -159,8 +165,12 @@ async def _fold(parts: Partition, context_limit: int) -> Partition:
     while excess > 0 and folded < len(sizes):
         excess -= sizes[folded]
         folded += 1
+    moved = parts.reminders[:folded]
     return replace(
-        parts, reminders=parts.reminders[folded:], body=parts.reminders[:folded] + parts.body
+        parts,
+        reminders=parts.reminders[folded:],
+        body=moved + parts.body,
+        body_facts=(*(item_facts(entry.item) for entry in moved), *parts.body_facts),
     )
 
 
@@ -175,8 +185,9 @@ async def prepare(
 ) -> Plan:
     """Summarise the body, add evidence, and check the result by the exact count of tokens.
 
-    Summary and evidence have the room that `allowance` gives them. Where the whole would exceed
-    `context_limit` all the same, the evidence shrinks, in the order that `evidence.write` tells.
+    Summary and evidence have the room that `allowance` gives them. Where the reminder would exceed
+    `context_limit` all the same, or be larger than what it replaces, the evidence shrinks, in the
+    order that `evidence.write` tells.
 
     `archived_revision` is the one that the reminder's text is going to name, as far as known;
     `redact` takes secrets out of what the summariser is given and out of the evidence.
@@ -192,8 +203,9 @@ async def prepare(
     text = accept(summary.text)
     progress("summarise", 1, 1)
     progress("check", 0, 1)
-    fit = partial(_fit, parts, text, archived_revision, room, redact)
-    quick = sum(len(entry.item) for entry in parts.body) <= _INLINE_BYTES and SHARED_TABLE.loaded
+    lists_tokens = evidence_tokens(room.allowance, settings.context_limit)
+    fit = partial(_fit, parts, text, archived_revision, room.free, lists_tokens, redact)
+    quick = room.body_bytes <= _INLINE_BYTES and SHARED_TABLE.loaded
     evidence, reminder = (
         fit(lambda: None)
         if quick
@@ -217,11 +229,14 @@ async def source_of(parts: Partition, settings: Settings, redact: Callable[[str]
 
 @dataclass(frozen=True, slots=True)
 class _Measure:
-    """In tokens: what is retained, what is free beside it, and the part for the new reminder."""
+    """In tokens: what is retained, what is free beside it, and the part for the new reminder; and
+    the size of what that replaces.
+    """
 
     retained: TokenCount
     free: int
     allowance: int
+    body_bytes: int
 
 
 async def _measure(parts: Partition, settings: Settings) -> _Measure:
@@ -231,7 +246,8 @@ async def _measure(parts: Partition, settings: Settings) -> _Measure:
     free = settings.context_limit - retained.count
     earlier = sum(entry.reminder is not None for entry in parts.reminders)
     oldest = await count_tokens_of([entry.item for entry in parts.reminders[:1]])
-    return _Measure(retained, free, allowance_tokens(free, earlier, oldest.count))
+    body_bytes = sum(len(entry.item) for entry in parts.body)
+    return _Measure(retained, free, allowance_tokens(free, earlier, oldest.count), body_bytes)
 
 
 def _source(
@@ -245,7 +261,7 @@ def _source(
         parts.instructions,
         parts.reminders,
         parts.body,
-        summary_characters(room.allowance, settings.summary_characters_max),
+        summary_characters(room.allowance, settings.summary_characters_max, room.body_bytes),
         redact,
         partial(progress, "summarise"),
     )
@@ -295,27 +311,57 @@ def _fit(
     parts: Partition,
     summary: str,
     archived_revision: int | None,
-    room: _Measure,
+    room: int,
+    lists_tokens: int,
     redact: Callable[[str], str],
     checkpoint: Callable[[], None],
 ) -> tuple[str, TokenCount]:
-    """The evidence that fits beside `summary`, and the tokens of the reminder that has both."""
-    alone = count_item_tokens(reminder_item(summary, archived_revision))
-    left = room.free - alone.count
-    if left <= 0:
-        return "", alone
-    found = gather(parts.body, parts.tail, parts.dropped, redact, checkpoint)
+    """The evidence that fits beside `summary`, and the tokens of the reminder that has both.
+
+    `room` is how many tokens the reminder may have, `lists_tokens` how many the evidence may have
+    beside the last request.
+    """
+    found = gather(
+        parts.body,
+        parts.body_facts,
+        parts.tail,
+        parts.dropped,
+        characters=lists_tokens * BYTES_PER_TOKEN,
+        redact=redact,
+        checkpoint=checkpoint,
+    )
+    written = partial(reminder_item, summary, archived_revision)
     # Half the room may go to a long request: word for word is worth more than what comes later.
-    request_tokens = min(room.free // 2, left)
-    tokens = min(evidence_tokens(room.allowance, alone.count), left)
-    while evidence := write(found, Room(request_tokens, tokens)):
-        count = count_item_tokens(reminder_item(summary, archived_revision, evidence))
-        excess = count.count - room.free
+    evidence = write(found, Room(room // 2, lists_tokens))
+    count = count_item_tokens(written(evidence))
+    # No larger than what it replaces: compacting a small history must not make it larger (B06).
+    tokens_max = min(room, _tokens_from(count.count, chain(parts.body, parts.dropped)))
+    if not evidence or count.count <= tokens_max:
+        return evidence, count
+    alone = count_item_tokens(written())
+    found = found.beyond(summary)
+    left = min(max(tokens_max - alone.count, EVIDENCE_TOKENS_MIN), room - alone.count)
+    while left > 0 and (
+        evidence := write(found, Room(min(room // 2, left), min(lists_tokens, left)), count_written)
+    ):
+        count = count_item_tokens(written(evidence))
+        excess = count.count - alone.count - left
         if excess <= 0:
             return evidence, count
-        request_tokens -= excess
-        tokens -= excess
+        left -= excess
     return "", alone
+
+
+def _tokens_from(tokens_min: int, entries: Iterable[Entry]) -> int:
+    """The tokens of `entries`; an estimate where they are far more than `tokens_min`."""
+    tokens = 0
+    near: list[Entry] = []
+    for entry in entries:
+        near.append(entry)
+        tokens += estimate_tokens(entry.item)
+        if tokens > 2 * tokens_min:
+            return tokens
+    return sum(count_item_tokens(entry.item).count for entry in near)
 
 
 async def _too_large(

@@ -387,10 +387,10 @@ async def test_a_dry_run_fails_as_the_real_one_would(peer: Peer) -> None:
 async def test_reminders_that_leave_no_room_can_be_folded_into_the_summary(start: Start) -> None:
     """`result_too_large` by default; the oldest go first, and their text into the summary."""
     notes = [
-        user(f"<system-reminder>note-{number} {'word ' * 150}</system-reminder>")
+        user(f"<system-reminder>note-{number} {'word ' * 500}</system-reminder>")
         for number in range(8)
     ]
-    async with start(context_limit=1200) as daemon, daemon.connect() as peer:
+    async with start(context_limit=4000) as daemon, daemon.connect() as peer:
         await peer.call("session.create", session_id="a", items=[*notes, user("hello")])
         with pytest.raises(ResultTooLarge):
             await peer.call("session.compact", session_id="a")

@@ -9,7 +9,8 @@ import re
 import shlex
 from collections.abc import Iterator
 from enum import Enum
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from recapd.daemon.compaction.evidence.read import Call
 from recapd.protocol.items import is_array, is_object
@@ -64,22 +65,42 @@ _REDIRECTED = re.compile(
 _IN_PLACE = re.compile(r"\b(?:sed|perl)\s[^|;&\n]*?-[a-z]*i[^|;&]*?\s([\w./~-]*[\w-]\.\w+)(?=\s|$)")
 
 
-def deeds(call: Call) -> Iterator[tuple[Deed, str]]:
+class _Tool(NamedTuple):
+    """What the name of a tool tells of it."""
+
+    runs: bool
+    writes: bool
+    searches: bool
+    reads: bool
+
+
+@lru_cache(maxsize=1024)
+def _tool(name: str) -> _Tool:
+    # The tool's own name in `mcp__server__tool`, `functions.tool` and `server/tool`.
+    name = re.split(r"__|[./:]", name)[-1]
+    return _Tool(*(bool(kind.search(name)) for kind in (_RUNS, _WRITES, _SEARCHES, _READS)))
+
+
+def deeds(call: Call) -> list[tuple[Deed, str]]:
     """Each thing that the call does, with its command, path or query."""
-    name = _last_word(call.name)
+    return list(_deeds(call))
+
+
+def _deeds(call: Call) -> Iterator[tuple[Deed, str]]:
+    tool = _tool(call.name)
     arguments = call.arguments
     if isinstance(arguments, str):
-        if _RUNS.search(name) and not _is_patch(arguments):
+        if tool.runs and not _is_patch(arguments):
             yield from _run(arguments)
         else:
             yield from _patched(arguments)
         return
     paths = list(_values(arguments, _PATHS))
     command = _command(arguments)
-    if command and (_RUNS.search(name) or not paths):
+    if command and (tool.runs or not paths):
         yield from _run(command)
     elif paths:
-        deed = _deed_on_files(name, arguments, command)
+        deed = _deed_on_files(tool, arguments, command)
         for path in paths:
             yield deed, path
     if not command:
@@ -90,15 +111,15 @@ def deeds(call: Call) -> Iterator[tuple[Deed, str]]:
                 yield from _patched(text)
 
 
-def _deed_on_files(name: str, arguments: dict[str, Any], command: str) -> Deed:
+def _deed_on_files(tool: _Tool, arguments: dict[str, Any], command: str) -> Deed:
     if command in _VIEW:
         return Deed.READ
     kind = arguments.get("type")  # of an apply_patch_call: create_file, update_file, delete_file
-    if _WRITES.search(name) or (isinstance(kind, str) and _WRITES.search(kind)):
+    if tool.writes or (isinstance(kind, str) and _WRITES.search(kind)):
         return Deed.WRITE
-    if _SEARCHES.search(name):
+    if tool.searches:
         return Deed.SEARCH
-    if _CONTENTS & arguments.keys() and not _READS.search(name):
+    if _CONTENTS & arguments.keys() and not tool.reads:
         return Deed.WRITE
     return Deed.READ
 
@@ -162,8 +183,3 @@ def _values(arguments: dict[str, Any], members: frozenset[str]) -> Iterator[str]
                 one = one.get("path") or one.get("file_path")
             if isinstance(one, str) and one.strip():
                 yield one
-
-
-def _last_word(name: str) -> str:
-    """The tool's own name in `mcp__server__tool`, `functions.tool` and `server/tool`."""
-    return re.split(r"__|[./:]", name)[-1]

@@ -22,31 +22,28 @@ HEADING = (
 FACT_CHARACTERS_MAX = 300
 """Of one fact: a path or a command is whole in nearly all cases, and 75 tokens at most are lost."""
 
-FACTS_MAX = 200
-"""Of one section: more than fit into the largest share of any sensible `context_limit`."""
-
 # Line breaks of every kind, control characters, and marks that turn the direction of writing.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _LINE = re.compile(r"\[(\d+)\] (.+)")
 
 
 class Section(Enum):
-    """The lists of the block in their order: heading, and share of the room in percent.
+    """The lists of the block, the most useful first: heading, and share of the room in percent.
 
-    What a section leaves over goes to the others, the first ones first.
+    A list may have as much again of what others leave. What is unused then goes to nobody: a block
+    is as small as its facts allow.
     """
 
     OPEN = ("Calls without an output:", 4)
     WRITTEN = ("Files written:", 22)
     STATUS = ("Commands with exit status:", 22)
     FAILING = ("Failing output:", 8)
-    REQUESTS = ("Earlier user requests:", 12)
-    URLS = ("URLs:", 5)
-    IDENTIFIERS = ("Ids, versions, ports, error codes:", 5)
+    REQUESTS = ("Earlier user requests:", 14)
+    URLS = ("URLs:", 6)
+    IDENTIFIERS = ("Ids, versions, ports, error codes:", 6)
     READ = ("Files read:", 6)
-    COMMANDS = ("Other commands:", 10)
-    SEARCHES = ("Searches:", 1)
-    NUMBERS = ("Numbers:", 5)
+    COMMANDS = ("Other commands:", 6)
+    NUMBERS = ("Numbers:", 6)
 
     # Enum's own hash is Python code; members are compared by identity.
     __hash__ = object.__hash__

@@ -19,20 +19,17 @@ _STATUS = re.compile(
     r"(?:<(?:returncode|exit_code)>\s*"
     r"|\bexit(?:ed)?[ _-]?(?:with[ _])?(?:exit[ _])?(?:code|status|value)?[\"']?\s*[:=]?\s*"
     r"|\b(?:return[ _]?code|rc|status)[\"']?\s*[:=]\s*"
-    r"|\breturned(?: non-zero exit status)? )(-?\d{1,10})\b",
-    re.IGNORECASE,
+    r"|\breturned(?: non-zero exit status)? )(-?\d{1,10})\b"
 )
 # The first lines that a tool puts above what the command printed.
 _HEADER = re.compile(
     r"\s*(?:[^\n]{0,100}\n){0,3}?\s*"
-    r"(?:Exit code|Exit status|Process exited with code|<returncode>|<exit_code>)"
-    r"\s*:?\s*(-?\d{1,10})",
-    re.IGNORECASE,
+    r"(?:exit code|exit status|process exited with code|<returncode>|<exit_code>)"
+    r"\s*:?\s*(-?\d{1,10})"
 )
 # Looking for these first is ten times faster than the patterns.
 _STATUS_HINTS = ("exit", "return", "rc=", "rc:", "status")
-_HEADER_HINTS = ("exit", "returncode")
-_TIMED_OUT = re.compile(r"\b(?:command |process )timed out\b", re.IGNORECASE)
+_TIMED_OUT = re.compile(r"\b(?:command |process )timed out\b")
 _HINTS = (
     "rror",
     "FAIL",
@@ -44,12 +41,19 @@ _HINTS = (
     "ERR",
     "denied",
     "not found",
+    "E  ",
+    "✗",
+    "✘",
 )
-_STRONG = re.compile(
-    r"^\s*(?:E\s{2,}\S|(?:\S+:)?\s*(?:fatal|panic|error|ERROR|FAIL|FAILED|FATAL)\b"
-    r"|[\w.]*(?:Error|Exception)\b:?|Traceback|npm ERR!)"
-    r"|\berror(?:\[\w+\])?:|\berror TS\d+|(?:^|\s)(?:FAILED|FAIL|✗|✘)\s"
-    r"|(?<!\d)[1-9]\d* fail(?:ed|ing|ures?)\b",
+# What leaves no doubt: at the beginning of a line, and behind a word that is in it.
+_STRONG_BEGINNING = re.compile(
+    r"\s*(?:E\s{2,}\S|(?:\S{1,200}:)?\s*(?:fatal|panic|error|ERROR|FAIL|FAILED|FATAL)\b"
+    r"|[\w.]{0,100}(?:Error|Exception)\b|Traceback|npm ERR!|[✗✘]\s)"
+)
+_STRONG_WITHIN = (
+    ("error", re.compile(r"error(?:\[\w{1,20}\]:|:| TS\d)")),
+    ("FAIL", re.compile(r"FAIL(?:ED)?\s")),
+    (" fail", re.compile(r"[1-9] fail(?:ed|ing|ures?)\b")),
 )
 _WEAK = re.compile(
     r"error|fail|exception|cannot|could not|can't|not found|no such|denied|undefined|unexpected"
@@ -71,15 +75,18 @@ def exit_status(text: str) -> str:
 
     A header at the beginning wins, then the last mention at the end.
     """
-    tail = text[-_STATUS_ENDS_CHARACTERS:]
-    if any(hint in text[:_STATUS_ENDS_CHARACTERS].lower() for hint in _HEADER_HINTS):
-        header = _HEADER.match(text)
+    head, tail = text[:_STATUS_ENDS_CHARACTERS].lower(), text[-_STATUS_ENDS_CHARACTERS:].lower()
+    if "exit" in head or "returncode" in head:
+        header = _HEADER.match(head)
         if header is not None:
             return header[1]
-    if any(hint in tail.lower() for hint in _STATUS_HINTS):
-        statuses = _STATUS.findall(tail)
-        if statuses:
-            return str(statuses[-1])
+    if any([hint in tail for hint in _STATUS_HINTS]):
+        for line in reversed(tail.splitlines()):
+            statuses = (
+                _STATUS.findall(line) if any([hint in line for hint in _STATUS_HINTS]) else ()
+            )
+            if statuses:
+                return str(statuses[-1])
     return "timeout" if "timed out" in tail and _TIMED_OUT.search(tail) else ""
 
 
@@ -88,7 +95,8 @@ def failing_lines(text: str, failed: bool) -> Iterator[str]:
 
     Of a command that is not known to have failed only those that leave no doubt.
     """
-    if not failed and not any(hint in text for hint in _HINTS):
+    hinted = any([hint in text for hint in _HINTS])
+    if not failed and not hinted:
         return
     found = 0
     weak: list[str] = []
@@ -96,7 +104,7 @@ def failing_lines(text: str, failed: bool) -> Iterator[str]:
         line = line.strip()
         if not line:
             continue
-        if _STRONG.search(line):
+        if hinted and any([hint in line for hint in _HINTS]) and _is_strong(line):
             yield line
             found += 1
             if found == FAILING_LINES_MAX:
@@ -104,3 +112,9 @@ def failing_lines(text: str, failed: bool) -> Iterator[str]:
         elif failed and _WEAK.search(line):
             weak.append(line)
     yield from weak[: FAILING_LINES_MAX - found]
+
+
+def _is_strong(line: str) -> bool:
+    if _STRONG_BEGINNING.match(line):
+        return True
+    return any([hint in line and pattern.search(line) for hint, pattern in _STRONG_WITHIN])

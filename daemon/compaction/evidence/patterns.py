@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Literal
 
-_URL = re.compile(r"\b[a-z][a-z0-9+.-]{1,15}://[^\s\"'<>`|\\^{}]{2,500}", re.IGNORECASE)
-_FROM_DIGIT_ON = re.compile(r"\d(?:[\w.:+%-]|,(?=\d{3}(?!\d)))*")
+_FROM_COLON_ON = re.compile(r"://[^\s\"'<>`|\\^{}]{2,500}")
+_SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]{1,15}\Z")
+_SCHEME_CHARACTERS_MAX = 16
+_FROM_DIGIT_ON = re.compile(r"[0-9](?:[\w.:+%-]|,(?=[0-9]{3}(?![0-9])))*")
 _CODE = re.compile(r"[ES][A-Z]{3,14}\b")  # ENOENT, SIGKILL; `EXIT` is sorted out below
 _IDENTIFIER = re.compile(
     r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"  # UUID, RFC 9562
@@ -31,15 +33,23 @@ _LEFT_CHARACTERS_MAX = 40
 Kind = Literal["identifier", "number", ""]
 
 
-def urls(text: str) -> Iterator[str]:
-    """Each URL of any scheme, without the punctuation of the sentence around it."""
-    if "://" in text:
-        for match in _URL.finditer(text):
-            yield match[0].rstrip(".,;:!?*]" if "(" in match[0] else ".,;:!?*])")
+def urls(text: str, seen: set[str]) -> Iterator[str]:
+    """Each URL of any scheme, without the punctuation of the sentence around it.
+
+    Without those of `seen`, where they are noted.
+    """
+    for match in _FROM_COLON_ON.finditer(text):
+        rest = match[0]
+        if rest not in seen:
+            seen.add(rest)
+            start = match.start()
+            scheme = _SCHEME.search(text, max(start - _SCHEME_CHARACTERS_MAX, 0), start)
+            if scheme is not None:
+                yield (scheme[0] + rest).rstrip(".,;:!?*]" if "(" in rest else ".,;:!?*])")
 
 
-def identifiers_and_numbers(text: str) -> Iterator[tuple[Kind, str]]:
-    """Ids of commits and others, versions, addresses with ports, error codes; and numbers.
+def identifiers_and_numbers(text: str, *, numbers: bool = True) -> Iterator[tuple[Kind, str]]:
+    """Ids of commits and others, versions, addresses with ports, error codes; `numbers` as well.
 
     A number has two digits or a unit; the words right before it come along, for they say of what.
     """
@@ -59,13 +69,13 @@ def identifiers_and_numbers(text: str) -> Iterator[tuple[Kind, str]]:
             start -= 1
         word = text[start:end].rstrip(".:-+").lstrip(".:_")
         kind = _kind(word)
-        if kind == "number":
+        if kind == "identifier":
+            yield kind, word
+        elif kind and numbers:
             unit = _UNIT.match(text, end)
             if unit is not None:
                 word += unit[0]
             yield kind, _before(text, start) + word
-        elif kind:
-            yield kind, word
 
 
 @lru_cache(maxsize=4096)

@@ -6,7 +6,6 @@ Known shapes: items of the Responses API (`function_call`, `custom_tool_call`, `
 `toolCall` blocks of agents that write their own. Anything else says nothing here.
 """
 
-from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import msgspec
@@ -40,7 +39,8 @@ class Output(msgspec.Struct, frozen=True, gc=False):
 
 Event: TypeAlias = Words | Call | Output
 
-_STATUSES = frozenset({"exit_code", "exitCode", "returncode", "return_code", "exit_status"})
+_STATUSES = ("exit_code", "exitCode", "returncode", "return_code", "exit_status")
+_STATUS_HOLDERS = frozenset({*_STATUSES, "metadata", "outcome"})
 _ERRORS = ("is_error", "isError")
 _CALL_BLOCKS = frozenset({"tool_use", "server_tool_use", "mcp_tool_use", "toolCall", "tool_call"})
 _TEXT_BLOCKS = frozenset({"text", "input_text", "output_text", None})
@@ -55,54 +55,59 @@ def read(item: bytes) -> list[Event]:
         value = decode_object(item)
     except _UNREADABLE:
         return []
-    return list(_events(value)) if is_object(value) else []
-
-
-def _events(value: dict[str, Any]) -> Iterator[Event]:
+    if not is_object(value):
+        return []
     kind, role = value.get("type"), value.get("role")
     if kind == "message" or (kind is None and isinstance(role, str)):
-        yield from _message_events(value, role if isinstance(role, str) else "")
-    elif isinstance(kind, str):
-        call_id = _string(value.get("call_id")) or _string(value.get("id"))
-        if kind.endswith("_output"):
-            yield _output(call_id, value.get("output"), value)
-        elif kind.endswith("_call"):
-            name = _string(value.get("name")) or kind.removesuffix("_call")
-            yield Call(call_id, name, _arguments(value))
-            if "output" in value or "error" in value:  # a server-side call carries its own result
-                yield _output(call_id, value.get("output") or value.get("error"), value)
-            elif "call_id" not in value:
-                yield Output(call_id, "")
+        return _message_events(value, role if isinstance(role, str) else "")
+    return _item_events(value, kind) if isinstance(kind, str) else []
 
 
-def _message_events(message: dict[str, Any], role: str) -> Iterator[Event]:
+def _item_events(value: dict[str, Any], kind: str) -> list[Event]:
+    call_id = _string(value.get("call_id")) or _string(value.get("id"))
+    if kind.endswith("_output"):
+        return [_output(call_id, value.get("output"), value)]
+    if not kind.endswith("_call"):
+        return []
+    name = _string(value.get("name")) or kind.removesuffix("_call")
+    call = Call(call_id, name, _arguments(value))
+    if "output" in value or "error" in value:  # a server-side call carries its own result
+        return [call, _output(call_id, value.get("output") or value.get("error"), value)]
+    return [call] if "call_id" in value else [call, Output(call_id, "")]
+
+
+def _message_events(message: dict[str, Any], role: str) -> list[Event]:
     content = message.get("content")
     if role in ("tool", "function"):
-        yield _output(_string(message.get("tool_call_id")), content, message)
-        return
-    for part in content if is_array(content) else [content]:
+        return [_output(_string(message.get("tool_call_id")), content, message)]
+    events: list[Event] = []
+    for part in content if is_array(content) else (content,):
         if isinstance(part, str):
-            yield Words(role, part)
-        elif is_object(part):
-            yield from _part_events(part, role)
+            events.append(Words(role, part))
+        elif is_object(part) and (event := _part_event(part, role)) is not None:
+            events.append(event)
     calls = message.get("tool_calls")
     for call in calls if is_array(calls) else ():
         if is_object(call):
             inner = call.get("function") or call.get("custom")
             inner = inner if is_object(inner) else call
             name, call_id = _string(inner.get("name")), _string(call.get("id"))
-            yield Call(call_id, name, _arguments(inner))
+            events.append(Call(call_id, name, _arguments(inner)))
+    return events
 
 
-def _part_events(part: dict[str, Any], role: str) -> Iterator[Event]:
+def _part_event(part: dict[str, Any], role: str) -> Event | None:
     kind = part.get("type")
-    if isinstance(kind, str) and kind in _CALL_BLOCKS:
-        yield Call(_string(part.get("id")), _string(part.get("name")), _arguments(part))
-    elif isinstance(kind, str) and kind.endswith("tool_result"):
-        yield _output(_string(part.get("tool_use_id")), part.get("content"), part)
-    elif (kind is None or isinstance(kind, str)) and kind in _TEXT_BLOCKS:
-        if text := _string(part.get("text")):
-            yield Words(role, text)
+    if kind is not None and not isinstance(kind, str):
+        return None
+    if kind in _TEXT_BLOCKS:
+        text = _string(part.get("text"))
+        return Words(role, text) if text else None
+    if kind in _CALL_BLOCKS:
+        return Call(_string(part.get("id")), _string(part.get("name")), _arguments(part))
+    if kind is not None and kind.endswith("tool_result"):
+        return _output(_string(part.get("tool_use_id")), part.get("content"), part)
+    return None
 
 
 def _arguments(call: dict[str, Any]) -> dict[str, Any] | str:
@@ -129,10 +134,11 @@ def _decoded(text: str) -> dict[str, Any] | str:
 def _output(call_id: str, value: Any, holder: dict[str, Any]) -> Output:
     text, status = _text_and_status(value)
     if not status:
-        failed = any(holder.get(name) is True for name in _ERRORS) or (
-            holder.get("status") in ("failed", "error")
-        )
-        status = _status(holder) or ("failed" if failed else "")
+        status = _status(holder)
+    if not status:
+        said = holder.get("status")
+        failed = said in ("failed", "error") or any([holder.get(name) is True for name in _ERRORS])
+        status = "failed" if failed else ""
     return Output(call_id, text, status)
 
 
@@ -147,7 +153,7 @@ def _text_and_status(value: Any) -> tuple[str, str]:
         return value, ""
     if is_object(value):
         texts = [_string(value.get(name)) for name in ("text", "output", "stdout", "stderr")]
-        if not any(texts) and "content" in value:
+        if "content" in value and not any(texts):
             return _text_and_status(value["content"])[0], _status(value)
         return "\n".join(filter(None, texts)), _status(value)
     if is_array(value):
@@ -158,17 +164,18 @@ def _text_and_status(value: Any) -> tuple[str, str]:
 
 
 def _status(value: dict[str, Any]) -> str:
-    for member in ("", "metadata", "outcome"):
-        holder = value.get(member) if member else value
+    if value.keys().isdisjoint(_STATUS_HOLDERS):
+        return ""
+    for holder in (value, value.get("metadata"), value.get("outcome")):
         if is_object(holder):
-            if holder.get("type") == "timeout":
-                return "timeout"
-            for name in holder.keys() & _STATUSES:
-                status = holder[name]
+            for name in _STATUSES:
+                status = holder.get(name)
                 if isinstance(status, int) and not isinstance(status, bool):
                     return str(status)
                 if isinstance(status, str) and status.lstrip("-").isdecimal():
                     return status
+            if holder.get("type") == "timeout":
+                return "timeout"
     return ""
 
 

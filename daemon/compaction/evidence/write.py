@@ -1,8 +1,7 @@
-"""From facts to the block that a reminder carries, within a number of tokens.
+"""From facts to the block that a reminder carries.
 
-The last request comes first and is the last to be shortened. The rest is shared by
-`Section.percent`; what a section does not need goes to the others in their order. So when the block
-shrinks, every list loses its oldest facts, and at the very end the request loses its middle.
+The last request comes first and is the last to be shortened. Of the lists, the most useful come
+first, and when the block must shrink the others lose their oldest facts before them.
 """
 
 import re
@@ -31,8 +30,8 @@ REQUEST_CHARACTERS_MAX = 32_000
 
 _REQUEST_CHARACTERS_MIN = 60  # a shorter rest would be little more than the mark
 _SHORT_LINE_CHARACTERS_MAX = 240
+_CHARACTERS_PER_TOKEN = 3  # of paths, commands and identifiers; prose has 4 and more
 _LINE_END = re.compile("\r\n|[\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
-_SEAM_TOKENS = 4  # by which the whole may exceed the sum of its parts, where only a request is left
 
 _encode = msgspec.json.Encoder().encode
 
@@ -45,37 +44,11 @@ class Room:
     tokens: int  # where it does not
 
 
-def write(evidence: Evidence, room: Room, count: Callable[[str], int] | None = None) -> str:
-    """The block, in at most `max(room.request_tokens, room.tokens)` tokens; '' where nothing fits.
-
-    `count` gives the tokens of a text as it stands in the item's JSON text.
-    """
-    count = count or count_written
-    tokens_max = max(room.request_tokens, room.tokens)
-    frame = count(HEADING)
-    request = _request(
-        evidence, min(tokens_max - frame - _SEAM_TOKENS, REQUEST_TOKENS_MAX + _SEAM_TOKENS), count
-    )
-    if evidence.last_request is not None and not request:
-        return ""  # what was asked is worth more than all lists
-    left = room.tokens - frame - (count(request) if request else 0)
-    lists = {
-        section: _lines(section, facts)
-        for section, facts in evidence.sections.items()
-        if facts and left > 0
-    }
-    kept = _keep(lists, left, count) if lists else {}
-    while request or any(kept.values()):
-        text = _block(request, kept)
-        excess = count(text) - tokens_max
-        if excess <= 0:
-            return text
-        # Tokens do not quite add up over lines; the least important lines make up for it.
-        last = next((section for section in reversed(Section) if kept.get(section)), None)
-        if last is None:
-            break
-        kept[last].pop()
-    return ""
+def estimate(text: str) -> int:
+    """About how many tokens `text` is, rather too many."""
+    if text.isascii():
+        return len(text) // _CHARACTERS_PER_TOKEN + 1
+    return len(text.encode()) // 2 + 1
 
 
 def count_written(text: str) -> int:
@@ -83,17 +56,44 @@ def count_written(text: str) -> int:
     return count_tokens(_encode("\n" + text).decode()[1:-1]).count
 
 
-def _request(evidence: Evidence, tokens_max: int, count: Callable[[str], int]) -> str:
+def write(evidence: Evidence, room: Room, count: Callable[[str], int] = estimate) -> str:
+    """The block in about `max(room.request_tokens, room.tokens)` tokens; '' where nothing fits.
+
+    Each line is measured by `count`; the whole may have a token more or less than its lines.
+    """
+    frame = count(HEADING)
+    tokens_max = max(room.request_tokens, room.tokens) - frame
+    request = _request(evidence.last_request, min(tokens_max, REQUEST_TOKENS_MAX))
+    if evidence.last_request is not None and not request:
+        return ""  # what was asked is worth more than all lists
+    lists = [
+        (section.percent, [section.heading, *_lines(section, facts)])
+        for section, facts in evidence.sections.items()
+        if facts
+    ]
+    left = room.tokens - frame - (count(request) if request else 0)
+    kept = _keep(lists, left, count) if lists else []
+    lines = [
+        line for (_, lines), number in zip(lists, kept, strict=True) for line in lines[:number]
+    ]
+    if request:
+        lines.insert(0, request)
+    return "\n".join([HEADING, *lines]) if lines else ""
+
+
+def _request(request: Fact | None, tokens_max: int) -> str:
     """The last request with its heading; its middle left out where the whole is too long."""
-    if evidence.last_request is None:
+    if request is None:
         return ""
-    entry_id, text = evidence.last_request
+    entry_id, text = request
     characters = min(len(text), REQUEST_CHARACTERS_MAX)
     while True:
         # A line of it never begins where headings and facts do, whatever ends lines for the reader.
         body = _LINE_END.sub(r"\g<0>  ", shorten(text, characters))
         written = f"{LAST_REQUEST_HEADING}\n[{entry_id}] {body}"
-        tokens = count(written)
+        tokens = estimate(written)
+        if tokens > tokens_max:  # word for word is worth an exact count
+            tokens = count_written(written)
         if tokens <= tokens_max:
             return written
         characters = min(characters - 1, characters * max(tokens_max, 0) // tokens)
@@ -117,30 +117,19 @@ def _lines(section: Section, facts: list[Fact]) -> list[str]:
 
 
 def _keep(
-    lists: dict[Section, list[str]], tokens: int, count: Callable[[str], int]
-) -> dict[Section, list[str]]:
-    """The first lines of each section: within its share, again of what is left, then in order."""
-    kept: dict[Section, list[str]] = {section: [] for section in lists}
+    lists: list[tuple[int, list[str]]], tokens: int, count: Callable[[str], int]
+) -> list[int]:
+    """How many lines of each list there is room for: first within its percentage, then in order."""
+    kept = [0] * len(lists)
     left = tokens
-    for share_only in (True, True, False):
-        shared = left
-        for section, lines in lists.items():
-            room = min(left, shared * section.percent // 100) if share_only else left
-            for line in lines[len(kept[section]) :]:
-                cost = count(line) + (0 if kept[section] else count(section.heading))
+    for share_only in (True, False):
+        for number, (percent, lines) in enumerate(lists):
+            room = min(left, tokens * percent // 100) if share_only else left
+            for line in lines[kept[number] :]:
+                cost = count(line)
                 if cost > room:
                     break
-                kept[section].append(line)
+                kept[number] += 1
                 room -= cost
                 left -= cost
-    return kept
-
-
-def _block(request: str, kept: dict[Section, list[str]]) -> str:
-    lines = [HEADING]
-    if request:
-        lines.append(request)
-    for section in Section:
-        if kept.get(section):
-            lines += [section.heading, *kept[section]]
-    return "\n".join(lines)
+    return [number if number > 1 else 0 for number in kept]  # no heading alone

@@ -350,11 +350,12 @@ async def test_a_tag_in_the_transcript_does_not_end_the_reminder() -> None:
 
 
 LARGE = [SYSTEM, reminder("a"), USER, call("a"), SAID]
+WORDY = [SYSTEM, reminder("a"), message("user", "Please go on. " * 40), call("a"), SAID]
 
 
 async def test_a_result_exactly_at_the_limit_passes_and_one_token_over_it_does_not() -> None:
     """PROTOCOL.md §5.3: the error has the numbers, no id is allocated; the evidence gives way."""
-    history = history_of(LARGE)
+    history = history_of(WORDY)
     allocator = Allocator()
     made = await compact_entries(
         history,

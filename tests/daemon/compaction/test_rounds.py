@@ -116,9 +116,12 @@ def test_the_first_are_the_largest() -> None:
 
 
 def test_summary_and_evidence_divide_the_allowance() -> None:
-    assert summary_characters(6_600, 8_000) == 8_000
-    assert summary_characters(900, 8_000) == 1_200
-    assert summary_characters(0, 8_000) == 200
-    assert summary_characters(0, 50) == 50
-    assert evidence_tokens(900, 100) == 800
-    assert evidence_tokens(900, 5_000) == 600
+    assert summary_characters(6_600, 8_000, 10**6) == 8_000
+    assert summary_characters(900, 8_000, 10**6) == 1_200
+    assert summary_characters(0, 8_000, 10**6) == 200
+    assert summary_characters(0, 50, 10**6) == 50
+    assert summary_characters(6_600, 8_000, 8_000) == 6_000
+    assert summary_characters(6_600, 8_000, 10) == 3_000
+    assert evidence_tokens(900, 20_000) == 600
+    assert evidence_tokens(6_600, 20_000) == 2_500
+    assert evidence_tokens(-5, 20_000) == 0
