@@ -646,7 +646,9 @@ async def test_a_client_is_told_which_one_runs(peer: Peer, gate: Gate) -> None:
 
 async def test_none_is_begun_beside_that_of_a_client(peer: Peer, gate: Gate) -> None:
     """When that has ended, the next append decides by the new figure (BUGLOG B07)."""
-    await peer.call("session.create", session_id="a", items=[BIG] * 3, auto_compact=LINE)
+    await peer.call(
+        "session.create", session_id="a", items=[BIG] * 3, auto_compact={"at_tokens": 5000}
+    )
     compact = await peer.ask("session.compact", session_id="a", operation_id="mine")
     await gate.reached()
     await append(peer, BIG, BIG)
@@ -655,7 +657,7 @@ async def test_none_is_begun_beside_that_of_a_client(peer: Peer, gate: Gate) -> 
     assert (await peer.result(compact))["operation_id"] == "mine"
     assert await quiet(peer) == [("completed", None)]
     await append(peer, user("five words are not many"))
-    assert await ended(peer, 2) == [("completed", None)] * 2  # 2500 carried over, 1600 of summary
+    assert await ended(peer, 2) == [("completed", None)] * 2  # 2500 carried over, 2900 of reminder
     assert gate.entered == 2
     await append(peer, user("five words are not many"))
     assert len(await quiet(peer)) == 2
