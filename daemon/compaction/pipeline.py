@@ -37,7 +37,6 @@ from recapd.daemon.compaction.summarise.base import (
 )
 from recapd.daemon.compaction.tokens import (
     BYTES_PER_TOKEN,
-    SHARED_TABLE,
     TokenCount,
     count_item_tokens,
     count_tokens_of,
@@ -56,9 +55,6 @@ ENTRY_BYTES = 2_000
 
 EVIDENCE_TOKENS_MIN = 500
 """For what the summary does not say already, however small the body is."""
-
-_INLINE_BYTES = 40_000
-"""Of a body whose evidence is gathered in a few milliseconds; more is worth a thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,12 +201,8 @@ async def prepare(
     progress("check", 0, 1)
     lists_tokens = evidence_tokens(room.allowance, settings.context_limit)
     fit = partial(_fit, parts, text, archived_revision, room.free, lists_tokens, redact)
-    quick = room.body_bytes <= _INLINE_BYTES and SHARED_TABLE.loaded
-    evidence, reminder = (
-        fit(lambda: None)
-        if quick
-        else await anyio.to_thread.run_sync(fit, anyio.from_thread.check_cancelled)
-    )
+    # In a thread however small the body is: to count 30 kB of one letter takes a second (B69).
+    evidence, reminder = await anyio.to_thread.run_sync(fit, anyio.from_thread.check_cancelled)
     tokens_after = TokenCount(
         room.retained.count + reminder.count,
         reminder.method,
