@@ -32,8 +32,8 @@ SOCKET_PATH_BYTES_MAX: Final = 107
 
 
 ENVELOPE_BYTES: Final = 1 << 18
-"""Of an answer beside its entries: title, cwd and labels at their longest, and a long list of
-archived revisions."""
+"""Of an answer beside its entries: title, cwd, labels and instructions at their longest, and a long
+list of archived revisions."""
 
 
 class ConfigError(Exception):

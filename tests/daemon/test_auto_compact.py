@@ -1,11 +1,12 @@
 """Compactions that nobody asks for (docs/protocol.md §5, "Automatic compaction")."""
 
+import threading
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final
 
 import pytest
-from tests.daemon.conftest import Daemon, Gate, Message, Peer, request, user
+from tests.daemon.conftest import WAIT_S, Daemon, Gate, Message, Peer, request, user
 from tests.daemon.test_compact import DEVELOPER, SYSTEM, ends, look, reminder
 
 from recapd.daemon.authority import Principal
@@ -17,6 +18,7 @@ from recapd.protocol.errors import (
     OperationIdReused,
 )
 from recapd.protocol.methods import SCOPES
+from recapd.storage.ledger import Ledger
 
 Start = Callable[..., AbstractAsyncContextManager[Daemon]]
 
@@ -611,6 +613,56 @@ async def test_a_try_that_tells_nothing_leaves_the_way_open_for_the_next(
         assert (await ended(peer, 3))[-1] == ("completed", None)
 
 
+async def test_one_that_could_not_begin_tells_nothing_either(
+    start: Start, gate: Gate, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client's own began while the append was written: that uses up no try and no report."""
+    written = threading.Event()
+    written.set()
+    add = Ledger.append
+
+    def slow(self: Ledger, *arguments: Any) -> Any:
+        assert written.wait(WAIT_S)
+        return add(self, *arguments)
+
+    monkeypatch.setattr(Ledger, "append", slow)
+    gate.fails_with = DOWN
+    gate.open()
+    async with (
+        start(now_ms=clock, breaker_failures=1) as daemon,
+        daemon.connect() as peer,
+        daemon.connect() as other,
+    ):
+        await cross(peer, "a")
+        told: list[tuple[str, str | None]] = [("failed", "compaction_failed")]
+        assert await ended(peer, 1) == told
+        gate.close()
+        for operation_id in ("one", "two"):
+            written.clear()
+            appending = await peer.ask("session.append", session_id="a", items=[user("x")])
+            await peer.call("protocol.ping")
+            compacting = await other.ask(
+                "session.compact", session_id="a", wait=False, operation_id=operation_id
+            )
+            for _ in range(5):  # by now its beginning waits behind the append
+                await other.call("protocol.ping")
+            written.set()
+            assert (await peer.result(appending))["session"]["busy"] is False
+            assert (await other.result(compacting))["status"] == "running"
+            await peer.call("operation.cancel", operation_id=operation_id)
+            told.append(("cancelled", "cancelled"))
+            assert await quiet(peer) == told
+            if operation_id == "two":
+                gate.fails_with = None
+                gate.open()
+            await append(peer, user("x"))
+            told.append(
+                ("skipped", "breaker_open") if operation_id == "one" else ("completed", None)
+            )
+            assert await ended(peer, len(told)) == told
+            clock.ms += WAIT_MS
+
+
 # Beside others.
 
 
@@ -695,6 +747,18 @@ async def test_a_deleted_session_takes_its_own_with_it(peer: Peer, gate: Gate) -
     await peer.call("session.delete", session_id="a")
     await cross(peer, "a")
     assert await ended(peer, 1) == [("completed", None)]
+
+
+async def test_a_new_session_of_an_old_id_is_tried_anew(start: Start, clock: Clock) -> None:
+    """Generation and setting are the same; what was of no gain is another history."""
+    async with start(now_ms=clock) as daemon, daemon.connect() as peer:
+        items = [{"role": "system", "content": "0 " * 8_200}, user("a")]
+        await peer.call("session.create", session_id="a", items=items, auto_compact=LINE)
+        assert await ended(peer, 1) == [("skipped", "no_gain")]
+        await peer.call("session.delete", session_id="a")
+        clock.ms += 1
+        await cross(peer, "a")
+        assert await ended(peer, 1) == [("completed", None)]
 
 
 async def test_one_that_runs_when_the_setting_is_cleared_is_the_last(
