@@ -36,7 +36,6 @@ from recapd.daemon.compaction.summarise import (
 )
 from recapd.daemon.compaction.tokens import (
     BYTES_PER_TOKEN,
-    SHARED_TABLE,
     TokenCount,
     count_item_tokens,
     count_tokens_of,
@@ -51,9 +50,6 @@ SLICE_BYTES = 1_000_000
 
 ENTRY_BYTES = 2_000
 """What looking at an item costs however short it is, in bytes of a long one."""
-
-_INLINE_BYTES = 40_000
-"""Of a body whose evidence is gathered in a few milliseconds; more is worth a thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,12 +178,8 @@ async def prepare(
     progress("check", 0, 1)
     lists_tokens = evidence_tokens(allowance, settings.context_limit)
     fit = partial(_fit, parts, summary, archived_revision, room, lists_tokens, redact)
-    quick = body_bytes <= _INLINE_BYTES and SHARED_TABLE.loaded
-    evidence, reminder = (
-        fit(lambda: None)
-        if quick
-        else await anyio.to_thread.run_sync(fit, anyio.from_thread.check_cancelled)
-    )
+    # In a thread however small the body is: to count 30 kB of one letter takes a second (B69).
+    evidence, reminder = await anyio.to_thread.run_sync(fit, anyio.from_thread.check_cancelled)
     tokens_after = TokenCount(
         retained.count + reminder.count, reminder.method, retained.exact and reminder.exact
     )
@@ -272,9 +264,7 @@ def _fit(
     found = found.beyond(summary)
     left = tokens_max - alone.count
     while left > 0 and (
-        evidence := write(
-            found, Room(min(room // 2, left), min(lists_tokens, left)), count_written
-        )
+        evidence := write(found, Room(min(room // 2, left), min(lists_tokens, left)), count_written)
     ):
         count = count_item_tokens(written(evidence))
         if count.count <= tokens_max:

@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Iterator
 from enum import Enum
 from functools import lru_cache
+from itertools import islice
 from typing import Any, NamedTuple
 
 from recapd.daemon.compaction.evidence.read import Call
@@ -25,7 +26,7 @@ class Deed(Enum):
     SEARCH = "search"
 
 
-TEXT_CHARACTERS_MAX = 100_000
+TEXT_CHARACTERS_MAX = 50_000
 """Of a patch or a command that are looked through for paths."""
 
 _COMMANDS = ("command", "cmd", "commands", "script", "CommandLine")
@@ -62,7 +63,9 @@ _REDIRECTED = re.compile(
     r"(?:(?<![-=<>&\w])[12]?>{1,2}\|?\s*|\btee\s+(?:-a\s+)?)"
     r"(\"[^\"\n]{1,300}\"|'[^'\n]{1,300}'|[\w./~$@{}+-][^\s;&|<>()'\"`]{0,300})"
 )
-_IN_PLACE = re.compile(r"\b(?:sed|perl)\s[^|;&\n]*?-[a-z]*i[^|;&]*?\s([\w./~-]*[\w-]\.\w+)(?=\s|$)")
+_EDITOR = re.compile(r"\b(?:sed|perl)(?=[ \t])")
+_EDITOR_WORD = re.compile(r"[ \t]{1,9}('[^']{0,500}'|\"[^\"]{0,500}\"|[^\s|;&<>'\"]{1,300})")
+_EDITORS_MAX = _EDITOR_WORDS_MAX = 20
 
 
 class _Tool(NamedTuple):
@@ -135,8 +138,22 @@ def _run(command: str) -> Iterator[tuple[Deed, str]]:
             if not path.startswith(("/dev/", "&", "$(")):
                 yield Deed.WRITE, path
     if "-i" in command:
-        for match in _IN_PLACE.finditer(command):
-            yield Deed.WRITE, match[1]
+        for path in _edited_in_place(command):
+            yield Deed.WRITE, path
+
+
+def _edited_in_place(command: str) -> Iterator[str]:
+    """The last file of each `sed -i` and `perl -pi`."""
+    for match in islice(_EDITOR.finditer(command), _EDITORS_MAX):
+        words: list[str] = []
+        place = match.end()
+        while (word := _EDITOR_WORD.match(command, place)) and len(words) < _EDITOR_WORDS_MAX:
+            words.append(word[1])
+            place = word.end()
+        options = [word for word in words if word.startswith("-")]
+        if any("i" in option for option in options) and len(words) > 2:
+            if words[-1][0] not in "-'\"":
+                yield words[-1]
 
 
 def _after_heredocs(command: str) -> str:

@@ -170,10 +170,7 @@ class _Gatherer:
         self._wants_calls = others and self._calls_left > 0
         self._wants_writes = self._written.left > 0 and not self._wants_calls
         return (
-            self._wants_messages
-            or self._wants_requests
-            or self._wants_calls
-            or self._wants_writes
+            self._wants_messages or self._wants_requests or self._wants_calls or self._wants_writes
         )
 
     def look(self, entry: Entry, facts: ItemFacts) -> None:

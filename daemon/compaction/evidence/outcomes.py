@@ -82,7 +82,9 @@ def exit_status(text: str) -> str:
             return header[1]
     if any([hint in tail for hint in _STATUS_HINTS]):
         for line in reversed(tail.splitlines()):
-            statuses = _STATUS.findall(line) if any([hint in line for hint in _STATUS_HINTS]) else ()
+            statuses = (
+                _STATUS.findall(line) if any([hint in line for hint in _STATUS_HINTS]) else ()
+            )
             if statuses:
                 return str(statuses[-1])
     return "timeout" if "timed out" in tail and _TIMED_OUT.search(tail) else ""

@@ -16,7 +16,7 @@ _FROM_DIGIT_ON = re.compile(r"[0-9](?:[\w.:+%-]|,(?=[0-9]{3}(?![0-9])))*")
 _CODE = re.compile(r"[ES][A-Z]{3,14}\b")  # ENOENT, SIGKILL; `EXIT` is sorted out below
 _IDENTIFIER = re.compile(
     r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"  # UUID, RFC 9562
-    r"|(?=\d*[a-f])[0-9a-f]{7,40}"  # commit; the digit is known to be there
+    r"|(?=\d{0,40}[a-f])[0-9a-f]{7,40}"  # commit; the digit is known to be there
     r"|v?\d{1,5}\.\d{1,5}\.\d{1,6}(?:[.+-]?[0-9A-Za-z.]{1,30})?"  # version, IPv4 address
     r"|(?:localhost|\d{1,3}(?:\.\d{1,3}){3}):\d{2,5}"
     r"|[A-Z]{1,6}-?\d{2,6}|[A-Z]{2,10}(?:_[A-Z0-9]{2,20}){1,4}|0x[0-9a-fA-F]{4,16}"

@@ -73,7 +73,9 @@ def write(evidence: Evidence, room: Room, count: Callable[[str], int] = estimate
     ]
     left = room.tokens - frame - (count(request) if request else 0)
     kept = _keep(lists, left, count) if lists else []
-    lines = [line for (_, lines), number in zip(lists, kept, strict=True) for line in lines[:number]]
+    lines = [
+        line for (_, lines), number in zip(lists, kept, strict=True) for line in lines[:number]
+    ]
     if request:
         lines.insert(0, request)
     return "\n".join([HEADING, *lines]) if lines else ""
