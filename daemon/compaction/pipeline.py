@@ -169,7 +169,7 @@ async def prepare(
         sum(entry.reminder is not None for entry in parts.reminders),
         (await count_tokens_of([entry.item for entry in parts.reminders[:1]])).count,
     )
-    body_bytes = sum(len(entry.item) for entry in parts.body)
+    body_bytes = _bytes_of(parts.body, 2 * settings.summary_characters_max)
     characters_max = summary_characters(allowance, settings.summary_characters_max, body_bytes)
     source = Source(parts.instructions, parts.reminders, parts.body, characters_max, redact)
     progress("summarise", 0, 1)
@@ -271,6 +271,16 @@ def _fit(
             return evidence, count
         left -= count.count - tokens_max
     return "", alone
+
+
+def _bytes_of(entries: Iterable[Entry], bytes_max: int) -> int:
+    """The bytes of `entries`; from `bytes_max` on it does not matter how many."""
+    total = 0
+    for entry in entries:
+        total += len(entry.item)
+        if total >= bytes_max:
+            break
+    return total
 
 
 def _tokens_from(tokens_min: int, entries: Iterable[Entry]) -> int:
