@@ -717,7 +717,7 @@ async def test_a_small_history_does_not_grow_for_the_sake_of_evidence() -> None:
 
 
 async def test_where_room_is_short_only_what_the_summary_lacks_is_said() -> None:
-    items = [user("Make it."), *called("bash", {"command": "make all"}, "exit code: 1")]
+    items = [user("Make it."), *(called("bash", {"command": "make all"}, "exit code: 1") * 2)]
     items += [assistant("I made it, in vain, and many words say so. " * 40), user("Try again.")]
     before, after, evidence = await sizes(items)
     assert after <= before
