@@ -21,6 +21,7 @@ from recapd.storage.store import (
     NOTHING_EXPECTED,
     Appended,
     Expect,
+    History,
     NewItem,
     NewSession,
     Receipt,
@@ -102,10 +103,12 @@ class Actors:
         items: Sequence[NewItem],
         receipt: Receipt | None,
         render: Callable[[Session], bytes],
+        history: History | None = None,
     ) -> Pending[Session | Replayed]:
         store = self._store
         return self._submit(
-            new.session_id, lambda: store.create(new, items, receipt=receipt, render=render)
+            new.session_id,
+            lambda: store.create(new, items, history=history, receipt=receipt, render=render),
         )
 
     def append(

@@ -119,8 +119,8 @@ class ClientCommand(click.Command):
 
 _COMMANDS: Final = (
     *("serve", "start", "stop", "status"),
-    *("new", "list", "append", "show", "compact", "revisions", "export", "watch", "delete"),
-    "call",
+    *("new", "list", "append", "show", "compact", "revisions", "restore", "rewind", "fork"),
+    *("export", "watch", "delete", "update", "call"),
 )
 
 

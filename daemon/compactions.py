@@ -6,7 +6,7 @@ commit (in the actor, not cancellable): archive, then one transaction. DESIGN.md
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -16,26 +16,38 @@ from anyio.abc import TaskGroup
 
 from recapd.daemon.actor import Actors
 from recapd.daemon.compaction import pipeline
-from recapd.daemon.compaction.summarise import Summariser
+from recapd.daemon.compaction.summarise.base import Summariser
+from recapd.daemon.compaction.tokens import count_tokens_of
 from recapd.daemon.dispatch import rpc_error
+from recapd.daemon.histories import put_in_place, read_pages
 from recapd.daemon.redaction import Redactor
 from recapd.daemon.signal import Signal
 from recapd.daemon.subscriptions import Subscriptions
 from recapd.daemon.wire import wire_session, wire_tokens
+from recapd.protocol import messages
 from recapd.protocol.errors import (
+    BreakerOpen,
     Cancelled,
+    NoGain,
     NothingToCompact,
     RpcError,
     Superseded,
     from_wire,
 )
 from recapd.protocol.items import item_facts
-from recapd.protocol.messages import ArchiveInfo, CompactResult
-from recapd.storage.entry import Entry, Reminder, decode_entry
-from recapd.storage.errors import OutcomeUnknown, StorageError, StoreError
+from recapd.protocol.messages import (
+    ArchiveInfo,
+    CompactionPlan,
+    CompactResult,
+    PlannedPart,
+    PlannedRequest,
+)
+from recapd.storage.entry import Entry, Reminder, decode_entry, encode_entry
+from recapd.storage.errors import Conflict, OutcomeUnknown, SessionClosed, StorageError, StoreError
 from recapd.storage.pending import Pending
 from recapd.storage.store import (
     Expect,
+    History,
     Operation,
     Receipt,
     Replacement,
@@ -69,9 +81,12 @@ class Compaction:
     settings: pipeline.Settings
     force: bool
     redactor: Redactor | None  # None: what is summarised may hold secrets
+    must_shrink: bool
     begun: "Pending[Session | Replayed]"
     ended: "Pending[bytes]" = field(default_factory=lambda: Pending[bytes]())
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    cancelled: RpcError = field(default_factory=Cancelled)  # what it ends with, if it is
+    tokens_after: int = 0  # of the new history but for what was appended meanwhile, once prepared
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,13 +132,13 @@ class Compactions:
         settings: pipeline.Settings,
         force: bool,
         redactor: Redactor | None,
+        must_shrink: bool = False,
     ) -> Compaction:
         """Hand over the beginning. The compaction then goes on by itself, whoever waits for it or
         does not.
+
+        `must_shrink`: it ends as `no_gain` where the new history would not have fewer tokens.
         """
-        unsettled = self._unsettled.pop(session_id, None)
-        if unsettled is not None:
-            self._end(session_id, unsettled)
         compaction = Compaction(
             receipt.operation_id,
             session_id,
@@ -131,22 +146,91 @@ class Compactions:
             settings,
             force,
             redactor,
-            self._actors.begin(session_id, receipt, expect),
+            must_shrink,
+            self._begin(session_id, receipt, expect),
         )
         compaction.begun.on_done(lambda begun: self._launch(compaction, begun))
         return compaction
+
+    async def plan(
+        self,
+        session_id: str,
+        expect: Expect,
+        *,
+        summarise: Summariser,
+        settings: pipeline.Settings,
+        force: bool,
+        redactor: Redactor | None,
+    ) -> CompactResult:
+        """What a compaction would do with the history as it is; nothing is done, nobody asked.
+
+        Raises:
+            NothingToCompact: it would end so.
+            CompactionFailed: no request could be made of it.
+        """
+        session = await self._store.session(session_id)
+        if session.state == "archived":
+            raise SessionClosed
+        at = session.revision, session.generation
+        if expect.revision not in (None, at[0]) or expect.generation not in (None, at[1]):
+            raise Conflict(*at)
+        parts = await pipeline.divide(await self._entries(session, 0), settings)
+        if parts.nothing_to_summarise and not force:
+            raise NothingToCompact
+        redact = redactor.text if redactor else str
+        request = await summarise.first_request(await pipeline.source_of(parts, settings, redact))
+
+        async def part(entries: Sequence[Entry]) -> PlannedPart:
+            tokens = await count_tokens_of([entry.item for entry in entries])
+            return PlannedPart(
+                [entry.entry_id for entry in entries],
+                messages.Tokens(tokens.count, tokens.method, tokens.exact),
+            )
+
+        return CompactResult(
+            None,
+            "planned",
+            wire_session(session),
+            CompactionPlan(
+                await part(parts.instructions),
+                await part(parts.reminders),
+                await part(parts.tail),
+                await part(parts.body),
+                await part(parts.dropped),
+                settings.context_limit,
+                PlannedRequest(request.provider, msgspec.Raw(request.body)) if request else None,
+            ),
+            entries_before=session.entries,
+            tokens_before=wire_tokens(session.tokens),
+            redactions=dict(redactor.counts) if redactor else {},
+        )
+
+    def skip(
+        self, session_id: str, receipt: Receipt, expect: Expect, failure: RpcError
+    ) -> "Pending[Session | Replayed]":
+        """Record that a compaction was due and is not made: it begins, and has ended at once."""
+        begun = self._begin(session_id, receipt, expect)
+
+        def end(begun: "Pending[Session | Replayed]") -> None:
+            if not begun.failed:
+                self._end(session_id, _unsettled(receipt.operation_id, failure))
+
+        begun.on_done(end)
+        return begun
 
     def find(self, operation_id: str) -> Compaction | None:
         """The compaction of that id, while it runs in this process."""
         return self._running.get(operation_id)
 
-    async def end_all_of(self, session_id: str) -> None:
-        """Cancel what runs for a session that was deleted, until it has ended and left no file.
+    async def end_all_of(self, session_id: str, error: RpcError) -> None:
+        """Cancel what runs for a session, until it has ended with `error` and left no file: the
+        session was deleted, or another is about to replace its history.
 
         Only within the session's exclusive turn, where none can be committing or begin.
         """
         for compaction in list(self._running.values()):
             if compaction.session_id == session_id:
+                compaction.cancelled = error
                 compaction.scope.cancel()
                 await compaction.ended.settled()
 
@@ -154,6 +238,14 @@ class Compactions:
         """Cancel those that have not reached their commit."""
         for compaction in self._running.values():
             compaction.scope.cancel()
+
+    def _begin(
+        self, session_id: str, receipt: Receipt, expect: Expect
+    ) -> "Pending[Session | Replayed]":
+        unsettled = self._unsettled.pop(session_id, None)
+        if unsettled is not None:
+            self._end(session_id, unsettled)
+        return self._actors.begin(session_id, receipt, expect)
 
     def _launch(self, compaction: Compaction, begun: "Pending[Session | Replayed]") -> None:
         try:
@@ -165,26 +257,16 @@ class Compactions:
             self._tasks.start_soon(self._run, compaction, session)
 
     async def _run(self, compaction: Compaction, session: Session) -> None:
-        failure: RpcError = Cancelled()
         try:
             with compaction.scope:
                 result = await self._compact(compaction, session)
                 self._ended(compaction)
                 compaction.ended.resolve(result)
                 return
+            failure = compaction.cancelled
         except Exception as error:
             failure = rpc_error(error)
-        status: Status = "failed"
-        if isinstance(failure, Cancelled):
-            status = "cancelled"
-        elif isinstance(failure, NothingToCompact):
-            status = "skipped"
-        unsettled = Unsettled(
-            compaction.operation_id,
-            status,
-            _encode(failure.to_wire()),
-            {"reason": failure.reason},
-        )
+        unsettled = _unsettled(compaction.operation_id, failure)
         # Also when the process stops: one `finished` for each `started`.
         with anyio.CancelScope(shield=True), anyio.move_on_after(_END_TIMEOUT_S):
             end = self._end(compaction.session_id, unsettled)
@@ -245,6 +327,13 @@ class Compactions:
                 progress=progress,
                 redact=compaction.redactor.text if compaction.redactor else str,
             )
+            compaction.tokens_after = plan.tokens_after.count
+            # What is appended meanwhile adds the same to both.
+            if (
+                compaction.must_shrink
+                and compaction.tokens_after >= wire_tokens(session.tokens).count
+            ):
+                raise NoGain
             async with self._actors.exclusive(compaction.session_id):
                 # From here on it is decided whether it happens, and a cancel comes too late.
                 with anyio.CancelScope(shield=True):
@@ -304,10 +393,12 @@ class Compactions:
         change = Replacement(
             compaction.operation_id,
             archive,
-            history,
-            [call for entry in history for call in item_facts(entry.item).calls],
-            entry_id + 1,
-            tokens_after,
+            History(
+                [encode_entry(entry) for entry in history],
+                [call for entry in history for call in item_facts(entry.item).calls],
+                entry_id + 1,
+                tokens_after,
+            ),
             {
                 "tokens_before": wire_tokens(present.tokens),
                 "tokens_after": wire_tokens(tokens_after),
@@ -326,13 +417,7 @@ class Compactions:
             )
             return outcome
 
-        try:
-            await store.replace(compaction.session_id, change, render=render).wait()
-        except OutcomeUnknown:
-            raise
-        except StoreError:
-            await store.discard_archive(compaction.session_id, archive.revision)
-            raise
+        await put_in_place(store, compaction.session_id, change, render=render)
         logger.info(
             "compacted: %d entries to %d, generation %d",
             present.entries,
@@ -343,20 +428,23 @@ class Compactions:
 
     async def _entries(self, session: Session, start: int) -> list[Entry]:
         """The entries from index `start` on, of the history as `session` knows it."""
-        entries: list[Entry] = []
-        next_index: int | None = start
-        while next_index is not None and next_index < session.entries:
-            page = await self._store.page(
-                session.session_id,
-                generation=session.generation,
-                start=next_index,
-                total=session.entries,
-                limit=_PAGE_ENTRIES,
-                bytes_max=_PAGE_BYTES,
-            )
-            entries += map(decode_entry, page.entries)
-            next_index = page.next_index
-        return entries
+        pages = read_pages(
+            self._store,
+            session.session_id,
+            generation=session.generation,
+            entries=session.entries,
+            start=start,
+        )
+        return [decode_entry(line) async for lines in pages for line in lines]
+
+
+def _unsettled(operation_id: str, failure: RpcError) -> Unsettled:
+    status: Status = "failed"
+    if isinstance(failure, Cancelled):
+        status = "cancelled"
+    elif isinstance(failure, NothingToCompact | NoGain | BreakerOpen):
+        status = "skipped"
+    return Unsettled(operation_id, status, _encode(failure.to_wire()), {"reason": failure.reason})
 
 
 def _recorded(end: "Pending[Operation]") -> RpcError | None:
@@ -365,10 +453,6 @@ def _recorded(end: "Pending[Operation]") -> RpcError | None:
         return from_wire(msgspec.json.decode(end.result().outcome or b"{}"))
     except StoreError:
         return None
-
-
-_PAGE_ENTRIES: Final = 2_000  # decoded in about 3 ms, so the event loop goes on between pages
-_PAGE_BYTES: Final = 4 << 20
 
 
 def _result(
@@ -393,6 +477,7 @@ def _result(
         carried_over=carried_over,
         reminder_entry_id=reminder_entry_id,
         quality=plan.quality,
-        attempts=1,
+        attempts=len(plan.attempts),
+        attempt_log=list(plan.attempts),
         redactions=dict(compaction.redactor.counts) if compaction.redactor else {},
     )

@@ -2,7 +2,13 @@
 
 The file is TOML with the names of the fields below; the variable of a field is `RECAPD_` and its
 name in capitals, its flag `--` and its name with hyphens. `RECAPD_HOME` puts configuration, data
-and socket into one folder.
+and socket into one folder. How models are asked stands in tables, only in the file:
+
+    [summarizers.chat]  # or responses, or anthropic
+    base_url = "http://127.0.0.1:8080/v1"
+    model = "…"
+    key_env = "…"  # or key_file = "…", or key_command = ["…"]
+    window_tokens = 128000
 """
 
 import hashlib
@@ -10,10 +16,15 @@ import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal, get_args, get_type_hints
+from typing import Any, Final, Literal, cast, get_args, get_origin, get_type_hints
 
 import platformdirs
+
+from recapd.daemon.compaction.summarise.settings import Kind, OnlineSettings
+from recapd.protocol.items import is_array, is_object
+from recapd.protocol.messages import Summarizer
 
 SOCKET_PATH_BYTES_MAX: Final = 107
 """What Linux takes in `sun_path`, less the closing NUL (unix(7)); other systems take a little less.
@@ -59,7 +70,13 @@ class Settings:
         "all", "which reminders are kept: all, or those that recapd made"
     )
     summary_characters_max: int = _setting(8_000, "length of an offline summary", least=200)
+    default_summarizer: Summarizer = _setting("offline", "summarizer where none is named")  # noqa: RUF009
     redact_summary_source: bool = _setting(True, "replace secret shapes in what is summarised")
+    breaker_failures: int = _setting(
+        3, "automatic compactions that fail in a row until they wait", least=1
+    )
+    breaker_wait_s: int = _setting(600, "how long they wait before one is tried", least=1)
+    summarizers: tuple[OnlineSettings, ...] = ()  # tables of the file; no flag and no variable
 
     drain_timeout_s: int = _setting(3, "time for what is under way when stopping", least=0)
     send_timeout_s: int = _setting(30, "time in which a client must take what was sent", least=1)
@@ -75,7 +92,7 @@ _TYPES: Final = get_type_hints(Settings)
 
 def settings_fields() -> tuple[Field[Any], ...]:
     """The fields of Settings, for the flags of the command line and the documents."""
-    return fields(Settings)
+    return tuple(field for field in fields(Settings) if "text" in field.metadata)
 
 
 def resolve(flags: Mapping[str, object], environment: Mapping[str, str] = os.environ) -> Settings:
@@ -97,7 +114,8 @@ def resolve(flags: Mapping[str, object], environment: Mapping[str, str] = os.env
         ("flag", given),
     ):
         for name, value in raw.items():
-            values[name] = _convert(name, value, source)
+            convert = _summarizers if name == "summarizers" else partial(_convert, name)
+            values[name] = convert(value, source)
     default_data = Path(home) if home else platformdirs.user_state_path("recapd")
     data = values.setdefault("data_dir", default_data)
     values["data_dir"] = data = Path(os.path.abspath(data))
@@ -145,24 +163,63 @@ def _read_file(path: Path) -> dict[str, object]:
 
 
 def _read_environment(environment: Mapping[str, str]) -> dict[str, object]:
-    named = {name: environment.get(f"RECAPD_{name.upper()}") for name in _TYPES}
+    names = [field.name for field in settings_fields()]
+    named = {name: environment.get(f"RECAPD_{name.upper()}") for name in names}
     return {name: value for name, value in named.items() if value}
 
 
 def _convert(name: str, value: object, source: str) -> object:
     kind = _TYPES[name]
     setting = next(one for one in settings_fields() if one.name == name)
+    least, most = setting.metadata["least"], setting.metadata["most"]
+    return _value(kind, value, f"{name} ({source})", least, most)
+
+
+def _summarizers(value: object, source: str) -> tuple[OnlineSettings, ...]:
+    """The tables `[summarizers.KIND]`; what is missing in one is said when it is used."""
+    if not is_object(value) or any(kind not in get_args(Kind) for kind in value):
+        kinds = " or ".join(f"[summarizers.{kind}]" for kind in get_args(Kind))
+        raise ConfigError(f"summarizers ({source}) must be tables: {kinds}")
+    return tuple(
+        OnlineSettings(kind=cast("Kind", kind), **_summarizer(table, f"summarizers.{kind}", source))
+        for kind, table in value.items()
+    )
+
+
+_SUMMARIZER_TYPES: Final = get_type_hints(OnlineSettings)
+_SUMMARIZER_FIELDS: Final = {field.name: field for field in fields(OnlineSettings)}
+
+
+def _summarizer(table: object, where: str, source: str) -> dict[str, Any]:
+    if not is_object(table) or not table.keys() <= _SUMMARIZER_TYPES.keys() - {"kind"}:
+        names = ", ".join(name for name in _SUMMARIZER_TYPES if name != "kind")
+        raise ConfigError(f"[{where}] ({source}) takes only {names}")
+    return {
+        name: _value(
+            _SUMMARIZER_TYPES[name],
+            value,
+            f"{where}.{name} ({source})",
+            _SUMMARIZER_FIELDS[name].metadata["least"],
+            2**31,
+        )
+        for name, value in table.items()
+    }
+
+
+def _value(kind: Any, value: object, where: str, least: int, most: int) -> object:
+    """`value` as the type `kind`; Raises ConfigError, which says `where`."""
     problem: str
-    if kind is Path and isinstance(value, str | Path):
-        return Path(value).expanduser()
-    if kind is bool:
+    if kind in (Path, Path | None):
+        if isinstance(value, str | Path) and str(value):
+            return Path(value).expanduser()
+        problem = "a path"
+    elif kind is bool:
         if isinstance(value, bool):
             return value
         if isinstance(value, str) and value.lower() in ("true", "1", "yes", "false", "0", "no"):
             return value.lower() in ("true", "1", "yes")
         problem = "true or false"
-    elif kind is int:
-        least, most = setting.metadata["least"], setting.metadata["most"]
+    elif kind in (int, float):
         try:
             number = (
                 int(value) if isinstance(value, int | str) and not isinstance(value, bool) else None
@@ -172,8 +229,16 @@ def _convert(name: str, value: object, source: str) -> object:
         if number is not None and least <= number <= most:
             return number
         problem = f"a whole number from {least} to {most}"
+    elif kind is str:
+        if isinstance(value, str):
+            return value
+        problem = "a string"
+    elif get_origin(kind) is tuple:
+        if is_array(value) and value and all(isinstance(part, str) for part in value):
+            return tuple(value)
+        problem = "an array of strings"
     elif value in get_args(kind):
         return value
     else:
-        problem = " or ".join(map(str, get_args(kind))) or "a path"
-    raise ConfigError(f"{name} ({source}) must be {problem}")
+        problem = " or ".join(map(str, get_args(kind)))
+    raise ConfigError(f"{where} must be {problem}")

@@ -155,6 +155,7 @@ async def _watch_signals(
 async def _drain(service: Service) -> None:
     """Let what is under way end, for as long as it may take."""
     service.draining = True
+    service.automatic.stop()
     timeout_s = service.stopping.timeout_s
     if timeout_s is None:
         timeout_s = service.settings.drain_timeout_s

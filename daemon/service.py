@@ -8,11 +8,13 @@ import anyio
 from anyio.abc import TaskGroup
 
 from recapd.daemon.actor import Actors
+from recapd.daemon.automatic import Automatic
 from recapd.daemon.compactions import Compactions
 from recapd.daemon.config import Settings
 from recapd.daemon.connection import Connection, Flusher
 from recapd.daemon.dispatch import Dispatcher, Handler
-from recapd.daemon.handlers import events, history, operations, server, sessions
+from recapd.daemon.handlers import events, history, operations, past, server, sessions
+from recapd.daemon.past import Past
 from recapd.daemon.signal import Signal
 from recapd.daemon.subscriptions import Subscriptions
 from recapd.protocol.messages import Limits
@@ -31,6 +33,9 @@ _HANDLERS: Final[dict[str, Handler]] = {
     "session.revisions": history.revisions,
     "session.append": sessions.append,
     "session.compact": history.compact,
+    "session.restore": past.restore,
+    "session.rewind": past.rewind,
+    "session.fork": past.fork,
     "session.export": history.export,
     "session.update": sessions.update,
     "session.delete": sessions.delete,
@@ -90,6 +95,8 @@ class Service:
         self.actors = Actors(store)
         self.subscriptions = Subscriptions(store)
         self.compactions = Compactions(store, self.actors, self.subscriptions, tasks, now_ms)
+        self.past = Past(store, self.actors, self.compactions)
+        self.automatic = Automatic(self.compactions, settings, now_ms=now_ms, new_id=new_id)
         self.dispatcher = Dispatcher(_HANDLERS)
         self.stopping = stopping
         self.draining = False

@@ -7,7 +7,7 @@ from msgspec import UNSET
 
 from recapd.protocol import messages
 from recapd.storage.entry import encode_time
-from recapd.storage.store import Operation, Revision, Session, Tokens
+from recapd.storage.store import AutoCompact, Operation, Revision, Session, Tokens
 
 _METHODS: Final[dict[tuple[bool, bool], Literal["o200k_base", "bytes/4", "o200k_base+bytes/4"]]] = {
     (True, True): "o200k_base+bytes/4",
@@ -21,6 +21,10 @@ def wire_tokens(tokens: Tokens) -> messages.Tokens:
     """`counted` is exact, `estimated` is not."""
     method = _METHODS[tokens.counted > 0, tokens.estimated > 0]
     return messages.Tokens(tokens.counted + tokens.estimated, method, tokens.estimated == 0)
+
+
+def _auto_compact(setting: AutoCompact) -> messages.AutoCompact:
+    return msgspec.convert(setting, messages.AutoCompact, from_attributes=True)
 
 
 def wire_session(session: Session) -> messages.Session:
@@ -38,8 +42,11 @@ def wire_session(session: Session) -> messages.Session:
         session.archived_revisions,
         session.durability,
         session.state,
-        None,
+        None
+        if session.parent is None
+        else messages.Parent(session.parent.session_id, session.parent.revision),
         session.running is not None,
+        None if session.auto_compact is None else _auto_compact(session.auto_compact),
     )
 
 

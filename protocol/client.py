@@ -249,6 +249,18 @@ class Client:
     ) -> m.CompactResult: ...
     @overload
     async def request(
+        self, method: Literal["session.restore"], params: m.RestoreParams
+    ) -> m.ReplaceResult: ...
+    @overload
+    async def request(
+        self, method: Literal["session.rewind"], params: m.RewindParams
+    ) -> m.ReplaceResult: ...
+    @overload
+    async def request(
+        self, method: Literal["session.fork"], params: m.ForkParams
+    ) -> m.SessionResult: ...
+    @overload
+    async def request(
         self, method: Literal["session.export"], params: m.ExportParams
     ) -> m.ExportResult: ...
     @overload

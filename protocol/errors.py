@@ -27,6 +27,8 @@
     │   ├── Superseded              1008  superseded
     │   ├── ResultTooLarge          1008  result_too_large
     │   ├── NothingToCompact        1008  nothing_to_compact
+    │   ├── NoGain                  1008  no_gain
+    │   ├── BreakerOpen             1008  breaker_open
     │   ├── Cancelled               1008  cancelled
     │   └── AlreadyCommitted        1008  already_committed
     ├── ArchiveError                1009
@@ -48,6 +50,10 @@ they never hold input, paths or exception text. What varies travels in `data`.
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self, TypedDict, cast
+
+import msgspec
+
+from recapd.protocol.messages import Attempt
 
 
 class Expectation(TypedDict):
@@ -313,7 +319,10 @@ class CompactionError(RpcError):
 
 
 class CompactionFailed(CompactionError):
-    """A stage failed; `provider_status` is the HTTP status where a model was asked."""
+    """A stage failed; `provider_status` is the HTTP status where a model was asked.
+
+    Every attempt to ask one stands in `attempt_log`.
+    """
 
     reason = "compaction_failed"
     text = "The compaction failed; the history is unchanged."
@@ -326,6 +335,7 @@ class CompactionFailed(CompactionError):
         retryable: bool = False,
         retry_after_ms: int | None = None,
         hint: str | None = None,
+        attempt_log: list[Attempt] | None = None,
     ) -> None:
         super().__init__(
             hint=hint,
@@ -333,7 +343,13 @@ class CompactionFailed(CompactionError):
             stage=stage,
             provider_status=provider_status,
             retry_after_ms=retry_after_ms,
+            attempt_log=msgspec.to_builtins(attempt_log) if attempt_log else None,
         )
+
+    @property
+    def attempts(self) -> tuple[Attempt, ...]:
+        """The attempts to ask a model, first to last."""
+        return msgspec.convert(self.data.get("attempt_log", ()), tuple[Attempt, ...])
 
 
 class Superseded(CompactionError):
@@ -361,6 +377,26 @@ class NothingToCompact(CompactionError):
     reason = "nothing_to_compact"
     text = "There is nothing to compact."
     hint = "Use force to compact all the same."
+
+
+class NoGain(CompactionError):
+    """A compaction that nobody asked for would not have got the history below what it was."""
+
+    reason = "no_gain"
+    text = "Compacting would not have made the history smaller; it is unchanged."
+    hint = "Raise at_tokens of auto_compact, or compact with other parameters."
+
+
+class BreakerOpen(CompactionError):
+    """Compactions that nobody asked for wait: too many in a row have failed."""
+
+    reason = "breaker_open"
+    retryable = True
+    text = "Automatic compaction waits, since the last ones failed; the history is unchanged."
+    hint = "session.compact is not held up, and its success ends the waiting."
+
+    def __init__(self, *, retry_after_ms: int) -> None:
+        super().__init__(retry_after_ms=retry_after_ms)
 
 
 class Cancelled(CompactionError):

@@ -40,7 +40,36 @@ _COMPACTED: Final = msgspec.structs.replace(
     archived_revisions=(1,),
 )
 _RENAMED: Final = msgspec.structs.replace(
-    _COMPACTED, title="A short talk", updated_at="2026-12-01T10:06:00.000Z"
+    _COMPACTED,
+    title="A short talk",
+    updated_at="2026-12-01T10:06:00.000Z",
+    auto_compact=m.AutoCompact(at_tokens=100_000),
+)
+_RESTORED: Final = msgspec.structs.replace(
+    _SESSION,
+    title=_RENAMED.title,
+    updated_at="2026-12-01T10:07:00.000Z",
+    revision=3,
+    generation=2,
+    archived_revisions=(2, 1),
+)
+_REWOUND: Final = msgspec.structs.replace(
+    _RESTORED,
+    updated_at="2026-12-01T10:08:00.000Z",
+    revision=4,
+    generation=3,
+    entries=1,
+    tokens=m.Tokens(11, "bytes/4", exact=False),
+    archived_revisions=(3, 2, 1),
+)
+_FORK: Final = msgspec.structs.replace(
+    _SESSION,
+    session_id="other",
+    title="Another talk",
+    created_at="2026-12-01T10:09:00.000Z",
+    updated_at="2026-12-01T10:09:00.000Z",
+    revision=0,
+    parent=m.Parent("talk", 1),
 )
 _ITEMS: Final = (
     Raw(b'{"role":"developer","content":"Be brief."}'),
@@ -79,7 +108,8 @@ _COMPACTION: Final = m.CompactResult(
     carried_over=0,
     reminder_entry_id=3,
     quality="offline",
-    attempts=1,
+    attempts=0,
+    attempt_log=[],
     redactions={},
 )
 _OPERATION: Final = m.Operation(
@@ -205,6 +235,34 @@ EXAMPLES: Final[dict[str, tuple[m.Params, msgspec.Struct]]] = {
         m.CompactParams(session_id="talk", operation_id="compact-1"),
         _COMPACTION,
     ),
+    "session.restore": (
+        m.RestoreParams(session_id="talk", revision=1, operation_id="restore-1"),
+        m.ReplaceResult(
+            "restore-1",
+            _RESTORED,
+            archived_revision=2,
+            entries_before=2,
+            entries_after=2,
+            tokens_before=_COMPACTED.tokens,
+            tokens_after=_RESTORED.tokens,
+        ),
+    ),
+    "session.rewind": (
+        m.RewindParams(session_id="talk", after_entry_id=1, operation_id="rewind-1"),
+        m.ReplaceResult(
+            "rewind-1",
+            _REWOUND,
+            archived_revision=3,
+            entries_before=2,
+            entries_after=1,
+            tokens_before=_RESTORED.tokens,
+            tokens_after=_REWOUND.tokens,
+        ),
+    ),
+    "session.fork": (
+        m.ForkParams(session_id="talk", revision=1, new_session_id="other", title="Another talk"),
+        m.SessionResult(_FORK),
+    ),
     "session.export": (
         m.ExportParams(session_id="talk", revision=1, redact="none"),
         m.ExportResult(
@@ -221,7 +279,11 @@ EXAMPLES: Final[dict[str, tuple[m.Params, msgspec.Struct]]] = {
         ),
     ),
     "session.update": (
-        m.UpdateParams(session_id="talk", title="A short talk"),
+        m.UpdateParams(
+            session_id="talk",
+            title="A short talk",
+            auto_compact=m.NewAutoCompact(at_tokens=100_000),
+        ),
         m.SessionResult(_RENAMED),
     ),
     "session.delete": (m.DeleteParams(session_id="talk"), m.DeleteResult(deleted=True)),

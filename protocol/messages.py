@@ -66,6 +66,7 @@ Durability = Literal["durable", "transient"]
 Order = Literal["asc", "desc"]
 Format = Literal["jsonl", "json", "markdown"]
 Redact = Literal["policy", "none"]
+Summarizer = Literal["offline", "responses", "chat", "anthropic"]
 
 
 # Objects.
@@ -86,6 +87,16 @@ class Parent(msgspec.Struct, frozen=True):
     revision: int
 
 
+class AutoCompact(msgspec.Struct, frozen=True, kw_only=True):
+    """When a session is compacted unasked: as soon as it has `at_tokens`. The rest says how."""
+
+    at_tokens: Annotated[int, Meta(ge=1000, le=2**53)]
+    keep_recent_tokens: Annotated[Count, Meta(description="less than `at_tokens`")] = 0
+    # Shorter than for one compaction: they are part of every answer that has a session.
+    instructions: Annotated[str, Meta(min_length=1, max_length=4000)] | None = None
+    summarizer: Summarizer | None = None
+
+
 class Session(msgspec.Struct, frozen=True):
     """A session without its history. `entries` counts them; `busy`: a compaction is running."""
 
@@ -104,7 +115,7 @@ class Session(msgspec.Struct, frozen=True):
     state: State
     parent: Parent | None
     busy: bool
-    auto_compact: None = None
+    auto_compact: AutoCompact | None = None
 
 
 class Reminder(msgspec.Struct, frozen=True):
@@ -212,6 +223,10 @@ class ShutdownParams(Params, frozen=True, kw_only=True):
     deadline_ms: WaitMs | None = None
 
 
+class NewAutoCompact(AutoCompact, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """As in the session; the summarizer is one that is configured."""
+
+
 class CreateParams(Params, frozen=True, kw_only=True):
     """Without `session_id` the server makes one. The items are appended in the same change."""
 
@@ -221,6 +236,7 @@ class CreateParams(Params, frozen=True, kw_only=True):
     labels: Labels = {}
     durability: Durability = "durable"
     items: list[Item] = []
+    auto_compact: NewAutoCompact | None = None
     operation_id: OperationId | None = None
 
 
@@ -270,15 +286,49 @@ class AppendParams(MutationParams, frozen=True, kw_only=True):
     items: Annotated[list[Item], Meta(min_length=1)]
 
 
+class Relevance(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Groups of entries that a model grades below `threshold`, from 0 to 1, are left out."""
+
+    threshold: Annotated[float, Meta(ge=0, le=1)] = 0.5
+
+
 class CompactParams(MutationParams, frozen=True, kw_only=True):
-    """`summary` stands in for a summariser. `keep_recent_tokens` are of the latest entries."""
+    """All summarizers but `offline` ask a model; a `summary` given here takes the place of any."""
 
     session_id: SessionId
-    summarizer: Literal["offline"] | None = None
+    summarizer: Summarizer | None = None
     summary: str | None = None
+    instructions: Annotated[str, Meta(min_length=1, max_length=20_000)] | None = None
+    relevance: bool | Relevance = False
     keep_recent_tokens: Count = 0
+    fold_reminders: bool = False
+    dry_run: bool = False
     force: bool = False
     wait: bool = True
+
+
+class RestoreParams(MutationParams, frozen=True, kw_only=True):
+    """One of `archived_revisions`; the present one changes nothing."""
+
+    session_id: SessionId
+    revision: Count
+
+
+class RewindParams(MutationParams, frozen=True, kw_only=True):
+    """An entry of the present history, the last that stays; 0: none stays."""
+
+    session_id: SessionId
+    after_entry_id: Count
+
+
+class ForkParams(MutationParams, frozen=True, kw_only=True):
+    """Absent: the present revision, all its entries, an id from the server, the same title."""
+
+    session_id: SessionId
+    revision: Count | None = None
+    after_entry_id: Count | None = None
+    new_session_id: SessionId | None = None
+    title: Title | None = None
 
 
 class ExportParams(Params, frozen=True, kw_only=True):
@@ -300,6 +350,7 @@ class UpdateParams(MutationParams, frozen=True, kw_only=True):
     cwd: Cwd | UnsetType | None = UNSET
     labels: Labels | UnsetType | None = UNSET
     state: State | UnsetType = UNSET
+    auto_compact: NewAutoCompact | UnsetType | None = UNSET
 
 
 class DeleteParams(MutationParams, frozen=True, kw_only=True):
@@ -528,12 +579,58 @@ class AppendResult(MutationResult, frozen=True):
     warnings: list[AppendWarning]
 
 
-class CompactResult(MutationResult, frozen=True):
-    """With `wait: false` only `operation_id`, `status` and `session` are there."""
+class Usage(msgspec.Struct, frozen=True):
+    """What a provider said that an attempt took; null where it did not say."""
 
-    operation_id: str
-    status: Literal["running", "completed"]
+    input_tokens: int | None = None
+    cached_tokens: int | None = None  # of the input
+    output_tokens: int | None = None
+
+
+class Attempt(msgspec.Struct, frozen=True):
+    """A request to a model; `status` is `ok`, or says why there is no answer."""
+
+    provider: str
+    status: str
+    provider_status: int | None
+    provider_code: str | None
+    duration_ms: int
+    usage: Usage
+
+
+class PlannedPart(msgspec.Struct, frozen=True):
+    """Entries that share a fate, in their order."""
+
+    entry_ids: list[int]
+    tokens: Tokens
+
+
+class PlannedRequest(msgspec.Struct, frozen=True):
+    """The first request to the model, word for word but for a random word in its tags."""
+
+    provider: str
+    body: Raw
+
+
+class CompactionPlan(msgspec.Struct, frozen=True):
+    """What stays, what is summarised and what goes; `request` is null where no model is asked."""
+
+    instructions: PlannedPart
+    reminders: PlannedPart
+    tail: PlannedPart
+    summarised: PlannedPart
+    dropped: PlannedPart
+    context_limit: int
+    request: PlannedRequest | None
+
+
+class CompactResult(MutationResult, frozen=True):
+    """With `wait: false` only three members are there; `plan` belongs to a `dry_run`."""
+
+    operation_id: str | None  # null for a `dry_run`
+    status: Literal["running", "completed", "planned"]
     session: Session
+    plan: CompactionPlan | UnsetType = UNSET
     archived_revision: int | UnsetType = UNSET
     archive: ArchiveInfo | UnsetType = UNSET
     entries_before: int | UnsetType = UNSET
@@ -544,7 +641,20 @@ class CompactResult(MutationResult, frozen=True):
     reminder_entry_id: int | UnsetType = UNSET
     quality: str | UnsetType = UNSET
     attempts: int | UnsetType = UNSET
+    attempt_log: list[Attempt] | UnsetType = UNSET
     redactions: dict[str, int] | UnsetType = UNSET
+
+
+class ReplaceResult(MutationResult, frozen=True):
+    """`archived_revision` is null where that history was there already, and nothing changed."""
+
+    operation_id: str
+    session: Session
+    archived_revision: int | None
+    entries_before: int
+    entries_after: int
+    tokens_before: Tokens
+    tokens_after: Tokens
 
 
 class ManifestRevision(msgspec.Struct, frozen=True):
@@ -632,7 +742,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HistoryReplaced(Event, frozen=True, kw_only=True):
-    """`entries_*` are counts; `carried_over` of them were appended during the compaction."""
+    """`entries_*` and `carried_over` are counts; `reminder_entry_id` is a compaction's."""
 
     kind: Literal["compaction", "restore", "rewind"]
     from_generation: int
@@ -643,7 +753,7 @@ class HistoryReplaced(Event, frozen=True, kw_only=True):
     tokens_before: Tokens
     tokens_after: Tokens
     retained_entry_ids: list[int]
-    reminder_entry_id: int
+    reminder_entry_id: int | None
     carried_over: int
 
 

@@ -67,6 +67,9 @@ COMMON_ERRORS: Final = (
 )
 """What any request may meet."""
 
+OPERATION_ERRORS: Final = (e.NoGain, e.BreakerOpen)
+"""How only an operation ends that no request asked for: what `operation.get` tells of it."""
+
 _STORAGE: Final = (e.StorageError, e.StorageFull, e.StorageReadonly)
 _CHANGE: Final = (e.NotFound, e.Conflict, e.OperationIdReused, *_STORAGE, e.OutcomeUnknown)
 _ARCHIVE: Final = (e.RevisionNotFound, e.ArchiveMissing, e.ArchiveCorrupt)
@@ -187,6 +190,30 @@ METHODS: Final[dict[str, Method]] = {
             ),
         ),
         Method(
+            "session.restore",
+            m.RestoreParams,
+            m.ReplaceResult,
+            "Archive the history and put an archived one in its place, entry for entry.",
+            "session.write",
+            (*_CHANGE, e.SessionArchived, *_ARCHIVE),
+        ),
+        Method(
+            "session.rewind",
+            m.RewindParams,
+            m.ReplaceResult,
+            "Archive the history and drop every entry behind one.",
+            "session.write",
+            (*_CHANGE, e.SessionArchived),
+        ),
+        Method(
+            "session.fork",
+            m.ForkParams,
+            m.SessionResult,
+            "Make a session with the entries of another, at its present or an archived revision.",
+            "session.write",
+            (*_CHANGE, e.AlreadyExists, *_ARCHIVE),
+        ),
+        Method(
             "session.export",
             m.ExportParams,
             m.ExportResult,
@@ -200,7 +227,7 @@ METHODS: Final[dict[str, Method]] = {
             "session.update",
             m.UpdateParams,
             m.SessionResult,
-            "Change title, cwd, labels or state. What is absent stays, null clears.",
+            "Change title, cwd, labels, state or auto_compact. What is absent stays, null clears.",
             "session.write",
             _CHANGE,
             inline=True,
@@ -276,7 +303,9 @@ NOTIFICATIONS: Final[tuple[Notification, ...]] = (
     ),
     Notification("history.appended", m.HistoryAppended, "Items were added."),
     Notification("session.created", m.Event, "The session was made."),
-    Notification("session.updated", m.Event, "Title, cwd, labels or state were changed."),
+    Notification(
+        "session.updated", m.Event, "Title, cwd, labels, state or auto_compact were changed."
+    ),
     Notification("session.deleted", m.Event, "The session was removed."),
     Notification("compaction.started", m.Event, "A compaction began."),
     Notification(

@@ -10,11 +10,14 @@ import argparse
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from recapd.daemon.compaction.summarise.http import ATTEMPTS_MAX
+from recapd.daemon.compaction.summarise.settings import OnlineSettings
 from recapd.daemon.config import Settings, settings_fields
 from recapd.protocol import errors
 from recapd.protocol.messages import Limits
@@ -64,6 +67,8 @@ def reference(document: Json, template: str) -> str:
         "scopes": names(SCOPES),
         "limits": limits_table(),
         "settings": settings_table(),
+        "summarizers": summarizers_table(),
+        "attempts": str(ATTEMPTS_MAX),
     }
     used: set[str] = set()
 
@@ -247,6 +252,21 @@ def settings_table() -> str:
             )
         )
     return table(("Setting", "Flag", "Values", "Default", ""), rows)
+
+
+def summarizers_table() -> str:
+    return table(
+        ("Member", "Default", ""),
+        (
+            (
+                f"`{field.name}`",
+                f"`{str(field.default).lower()}`" if field.default else "",
+                field.metadata["text"],
+            )
+            for field in fields(OnlineSettings)
+            if field.name != "kind"
+        ),
+    )
 
 
 # Words.

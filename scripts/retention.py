@@ -42,7 +42,7 @@ import anyio
 from scripts.histories import Item, hand_made, of_corpus
 
 from recapd.daemon.compaction.pipeline import Settings, divide, prepare
-from recapd.daemon.compaction.summarise import OfflineSummariser
+from recapd.daemon.compaction.summarise.offline import OfflineSummariser
 from recapd.daemon.compaction.tokens import count_tokens
 from recapd.protocol.errors import ResultTooLarge
 from recapd.protocol.items import is_array, is_object

@@ -19,7 +19,6 @@ from recapd.storage.entry import Entry, encode_entry
 from recapd.storage.errors import (
     CompactionRunning,
     Conflict,
-    OperationReused,
     SessionClosed,
     SessionExists,
     StorageError,
@@ -32,17 +31,21 @@ from recapd.storage.rows import (
     POSITION_BITS,
     SessionRow,
     find_operation,
+    find_replayed,
     find_session,
     last_ordinal,
 )
 from recapd.storage.store import (
     NOTHING_EXPECTED,
     Appended,
+    AutoCompact,
     Event,
     Expect,
+    History,
     NewItem,
     NewSession,
     Operation,
+    Parent,
     Receipt,
     Replacement,
     Replayed,
@@ -66,6 +69,10 @@ _UPDATE_SESSION: Final = f"UPDATE sessions SET {' = ?, '.join(_CHANGING)} = ? WH
 _changing: Final = attrgetter(*_CHANGING, "key")
 
 _encode = msgspec.json.Encoder().encode
+
+
+def _json_or_null(value: AutoCompact | Parent | None) -> str | None:
+    return None if value is None else _encode(value).decode()
 
 
 class CommitFailed(Exception):
@@ -242,21 +249,11 @@ class Ledger:
         """Make a change under its operation id, unless it was made before; record its outcome."""
         if receipt is None:
             return change(self, None)
-        if replayed := self._replay(receipt):
+        if replayed := find_replayed(self._db, receipt):
             return replayed
         result = change(self, receipt.operation_id)
         self._record(receipt, session_id, "completed", render(result) if render else None)
         return result
-
-    def _replay(self, receipt: Receipt) -> Replayed | None:
-        found = self._db.execute(
-            "SELECT method, digest FROM operations WHERE operation_id = ?", (receipt.operation_id,)
-        ).fetchone()
-        if found is None:
-            return None
-        if found != (receipt.method, receipt.digest):
-            raise OperationReused
-        return Replayed(find_operation(self._db, receipt.operation_id))
 
     def _record(
         self, receipt: Receipt, session_id: str, status: Status, outcome: bytes | None
@@ -272,6 +269,14 @@ class Ledger:
         position = row.key << POSITION_BITS | row.base + row.entries
         self._lines.extend(enumerate(lines, start=position))
         row.entries += len(lines)
+
+    def _put_history(self, row: SessionRow, history: History) -> None:
+        """Of a row that has no entries."""
+        self._add_lines(row, history.lines)
+        self._calls.extend((row.key, row.generation, call_id) for call_id in history.calls)
+        row.next_entry_id = history.next_entry_id
+        row.tokens_counted = history.tokens.counted
+        row.tokens_estimated = history.tokens.estimated
 
     def _add_items(self, row: SessionRow, items: Sequence[NewItem]) -> list[tuple[int, str]]:
         """Append the items. Gives the outputs, as entry id and call id, that no call belongs to."""
@@ -299,17 +304,25 @@ class Ledger:
     # The changes (store.py says what each promises).
 
     def create(
-        self, new: NewSession, items: Sequence[NewItem], operation_id: str | None
+        self,
+        new: NewSession,
+        items: Sequence[NewItem],
+        history: History | None,
+        operation_id: str | None,
     ) -> Session:
         db = self._db
         session_id, labels = new.session_id, _encode(new.labels).decode()
+        auto_compact, parent = _json_or_null(new.auto_compact), _json_or_null(new.parent)
         inserted = db.execute(
-            "INSERT INTO sessions (session_id, title, cwd, labels, created_at_ms, updated_at_ms,"
-            " durability, state, revision, generation, base, entries, tokens_counted,"
-            " tokens_estimated, next_entry_id, seq)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, 'active', 0, 0, 0, 0, 0, 0, 1, 0)"
+            "INSERT INTO sessions (session_id, title, cwd, labels, auto_compact, created_at_ms,"
+            " updated_at_ms, durability, state, revision, generation, base, entries,"
+            " tokens_counted, tokens_estimated, next_entry_id, seq, parent)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, 'active', 0, 0, 0, 0, 0, 0, 1, 0, ?)"
             " ON CONFLICT (session_id) DO NOTHING",
-            (session_id, new.title, new.cwd, labels, self._now, self._now, new.durability),
+            (
+                *(session_id, new.title, new.cwd, labels, auto_compact),
+                *(self._now, self._now, new.durability, parent),
+            ),
         )
         if not inserted.rowcount:
             raise SessionExists
@@ -321,11 +334,24 @@ class Ledger:
             deleted_key, seq = tombstone
             db.execute("UPDATE events SET key = ? WHERE key = ?", (key, deleted_key))
             db.execute("DELETE FROM tombstones WHERE key = ?", (deleted_key,))
-        names = session_id, new.title, new.cwd, new.labels
+        names = session_id, new.title, new.cwd, new.labels, new.auto_compact
         zeros = 0, 0, 0, 0, 0, 0
         row = self._rows[session_id] = SessionRow(
-            key, *names, self._now, self._now, new.durability, "active", *zeros, 1, seq, None, ()
+            key,
+            *names,
+            self._now,
+            self._now,
+            new.durability,
+            "active",
+            *zeros,
+            1,
+            seq,
+            None,
+            new.parent,
+            (),
         )
+        if history is not None:
+            self._put_history(row, history)
         self._event(row, "session.created", operation_id)
         if items:
             self._add_items(row, items)
@@ -370,14 +396,18 @@ class Ledger:
                 setattr(row, name, value)
         row.updated_at_ms = self._now
         self._db.execute(
-            "UPDATE sessions SET title = ?, cwd = ?, labels = ?, state = ? WHERE key = ?",
-            (row.title, row.cwd, _encode(row.labels).decode(), row.state, row.key),
+            "UPDATE sessions SET title = ?, cwd = ?, labels = ?, auto_compact = ?, state = ?"
+            " WHERE key = ?",
+            (
+                *(row.title, row.cwd, _encode(row.labels).decode()),
+                *(_json_or_null(row.auto_compact), row.state, row.key),
+            ),
         )
         self._event(row, "session.updated", operation_id)
         return row.session()
 
     def begin(self, session_id: str, receipt: Receipt, expect: Expect) -> Session | Replayed:
-        if replayed := self._replay(receipt):
+        if replayed := find_replayed(self._db, receipt):
             return replayed
         row = self._row(session_id)
         self._check(row, expect)
@@ -441,12 +471,8 @@ class Ledger:
         row.revision += 1
         row.generation += 1
         row.archived_revisions = (archive.revision, *row.archived_revisions)
-        row.next_entry_id = change.next_entry_id
-        row.tokens_counted = change.tokens.counted
-        row.tokens_estimated = change.tokens.estimated
         row.updated_at_ms = self._now
-        self._add_lines(row, [encode_entry(entry) for entry in change.history])
-        self._calls.extend((row.key, row.generation, call_id) for call_id in change.calls)
+        self._put_history(row, change.history)
         members: dict[str, object] = {
             "kind": archive.kind,
             "from_generation": archive.generation,
@@ -466,6 +492,9 @@ class Ledger:
                 change.finished,
             )
         return row.session()
+
+    def keep(self, session_id: str) -> Session:
+        return self._row(session_id).session()
 
     def delete(
         self, session_id: str, expect: Expect, operation_id: str | None, ended: bytes

@@ -27,6 +27,7 @@ from recapd.storage.store import (
     Appended,
     Event,
     Expect,
+    History,
     Kind,
     Listener,
     NewItem,
@@ -61,6 +62,15 @@ class _Kept(msgspec.Struct):
     def set(self, **changes: Any) -> None:
         self.session = structs.replace(self.session, **changes)
 
+    def put(self, history: History) -> None:
+        self.lines = tuple(history.lines)
+        self.calls = frozenset(history.calls)
+        self.set(
+            entries=len(self.lines),
+            tokens=history.tokens,
+            next_entry_id=history.next_entry_id,
+        )
+
 
 class _State(msgspec.Struct):
     """All that a store keeps, and the time and the events of the change that works on it."""
@@ -92,6 +102,14 @@ class _State(msgspec.Struct):
         if expect.revision not in (None, at[0]) or expect.generation not in (None, at[1]):
             raise errors.Conflict(*at)
         return kept
+
+    def replay(self, receipt: Receipt) -> Replayed | None:
+        if receipt.operation_id not in self.operations:
+            return None
+        known, operation = self.operations[receipt.operation_id]
+        if receipt != known:
+            raise errors.OperationReused
+        return Replayed(operation)
 
     def emit(
         self, kept: _Kept, method: str, operation_id: str | None, /, **members: object
@@ -214,11 +232,8 @@ class MemoryStore(Store):
             if receipt is None:
                 return change(state, None)
             operation_id, now_ms = receipt.operation_id, state.now_ms
-            if operation_id in state.operations:
-                known, operation = state.operations[operation_id]
-                if receipt != known:
-                    raise errors.OperationReused
-                return Replayed(operation)
+            if replayed := state.replay(receipt):
+                return replayed
             result = change(state, operation_id)
             outcome = None if render is None else render(result)
             ended_at_ms = None if status == "running" else now_ms
@@ -239,6 +254,7 @@ class MemoryStore(Store):
         new: NewSession,
         items: Sequence[NewItem] = (),
         *,
+        history: History | None = None,
         receipt: Receipt | None = None,
         render: Callable[[Session], bytes] | None = None,
     ) -> Pending[Session | Replayed]:
@@ -260,6 +276,8 @@ class MemoryStore(Store):
                 running=None,
             )
             kept = state.sessions[new.session_id] = _Kept(session)
+            if history is not None:
+                kept.put(history)
             state.emit(kept, "session.created", operation_id)
             if items:
                 state.add(kept, items, operation_id)
@@ -331,28 +349,29 @@ class MemoryStore(Store):
         return self._change(change)
 
     def replace(
-        self, session_id: str, change: Replacement, *, render: Callable[[Session], bytes]
-    ) -> Pending[Session]:
+        self,
+        session_id: str,
+        change: Replacement,
+        *,
+        receipt: Receipt | None = None,
+        render: Callable[[Session], bytes],
+    ) -> Pending[Session | Replayed]:
         archive, operation_id = change.archive, change.operation_id
 
-        def run(state: _State) -> Session:
+        def run(state: _State, _: str | None) -> Session:
             kept = state.find(session_id)
             old = kept.session
             if (old.revision, old.generation) != (archive.revision, archive.generation):
                 raise errors.Superseded
             if archive.kind == "compaction" and old.running != operation_id:
                 raise errors.Superseded  # it was ended, by a cancel for instance
-            kept.lines = tuple(map(encode_entry, change.history))
-            kept.calls = frozenset(change.calls)
+            kept.put(change.history)
             kept.revisions = (archive, *kept.revisions)
             kept.set(
                 updated_at_ms=state.now_ms,
                 revision=old.revision + 1,
                 generation=old.generation + 1,
-                entries=len(kept.lines),
-                tokens=change.tokens,
                 archived_revisions=(archive.revision, *old.archived_revisions),
-                next_entry_id=change.next_entry_id,
             )
             members: dict[str, object] = {
                 "kind": archive.kind,
@@ -367,7 +386,15 @@ class MemoryStore(Store):
                 state.finish(operation_id, "completed", render, **change.finished)
             return state.sessions[session_id].session
 
-        return self._change(run)
+        return self._change_once(session_id, receipt, render, run)
+
+    def keep(
+        self, session_id: str, receipt: Receipt, *, render: Callable[[Session], bytes]
+    ) -> Pending[Session | Replayed]:
+        def change(state: _State, _: str | None) -> Session:
+            return state.find(session_id).session
+
+        return self._change_once(session_id, receipt, render, change)
 
     def delete(
         self,
@@ -501,6 +528,9 @@ class MemoryStore(Store):
         if operation_id not in self._state.operations:
             raise errors.OperationUnknown
         return self._state.operations[operation_id][1]
+
+    async def replayed(self, receipt: Receipt) -> Replayed | None:
+        return self._state.replay(receipt)
 
     async def health(self) -> StoreHealth:
         return StoreHealth(not self._closed, False, 0, 0, 0, waiting_changes=0)

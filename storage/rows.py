@@ -5,8 +5,19 @@ from typing import Any, Final
 
 import msgspec
 
-from recapd.storage.errors import OperationUnknown, UnknownSession
-from recapd.storage.store import Durability, Operation, Revision, Session, State, Tokens
+from recapd.storage.errors import OperationReused, OperationUnknown, UnknownSession
+from recapd.storage.store import (
+    AutoCompact,
+    Durability,
+    Operation,
+    Parent,
+    Receipt,
+    Replayed,
+    Revision,
+    Session,
+    State,
+    Tokens,
+)
 
 POSITION_BITS: Final = 32  # of a position that count within a session: 4 thousand million entries
 
@@ -19,6 +30,7 @@ class SessionRow(msgspec.Struct, array_like=True):
     title: str | None
     cwd: str | None
     labels: dict[str, str]
+    auto_compact: AutoCompact | None
     created_at_ms: int
     updated_at_ms: int
     durability: Durability
@@ -32,6 +44,7 @@ class SessionRow(msgspec.Struct, array_like=True):
     next_entry_id: int
     seq: int
     running: str | None
+    parent: Parent | None
     archived_revisions: tuple[int, ...]
 
     def session(self) -> Session:
@@ -53,6 +66,8 @@ class SessionRow(msgspec.Struct, array_like=True):
             self.next_entry_id,
             self.seq,
             self.running,
+            self.parent,
+            self.auto_compact,
         )
 
 
@@ -68,9 +83,10 @@ def session_row(row: tuple[str]) -> SessionRow:
 # one piece a row is decoded five times faster. In the order of the fields of SessionRow; last the
 # archived revisions, newest first.
 SELECT_SESSION: Final = (
-    "SELECT json_array(key, session_id, title, cwd, json(labels), created_at_ms, updated_at_ms,"
-    " durability, state, revision, generation, base, entries, tokens_counted, tokens_estimated,"
-    " next_entry_id, seq, running, json(CASE WHEN generation = 0 THEN '[]' ELSE"
+    "SELECT json_array(key, session_id, title, cwd, json(labels), json(auto_compact),"
+    " created_at_ms, updated_at_ms, durability, state, revision, generation, base, entries,"
+    " tokens_counted, tokens_estimated, next_entry_id, seq, running, json(parent),"
+    " json(CASE WHEN generation = 0 THEN '[]' ELSE"
     " (SELECT json_group_array(revision) FROM (SELECT revision FROM archives"
     " WHERE archives.key = sessions.key ORDER BY revision DESC)) END)) FROM sessions"
 )
@@ -94,6 +110,18 @@ def find_operation(db: sqlite3.Connection, operation_id: str) -> Operation:
     if row is None:
         raise OperationUnknown
     return Operation(*row)
+
+
+def find_replayed(db: sqlite3.Connection, receipt: Receipt) -> Replayed | None:
+    """The outcome of a change that was made before. Raises OperationReused."""
+    found = db.execute(
+        "SELECT method, digest FROM operations WHERE operation_id = ?", (receipt.operation_id,)
+    ).fetchone()
+    if found is None:
+        return None
+    if found != (receipt.method, receipt.digest):
+        raise OperationReused
+    return Replayed(find_operation(db, receipt.operation_id))
 
 
 def last_ordinal(db: sqlite3.Connection) -> int:

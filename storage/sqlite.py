@@ -59,12 +59,13 @@ from recapd.storage.ledger import (
 )
 from recapd.storage.lock import hold, make_private_folder
 from recapd.storage.pending import Pending
-from recapd.storage.rows import find_operation, find_session, last_ordinal
+from recapd.storage.rows import find_operation, find_replayed, find_session, last_ordinal
 from recapd.storage.store import (
     NOTHING_EXPECTED,
     Appended,
     Event,
     Expect,
+    History,
     Kind,
     Listener,
     NewItem,
@@ -493,11 +494,12 @@ class SqliteStore(Store):
         new: NewSession,
         items: Sequence[NewItem] = (),
         *,
+        history: History | None = None,
         receipt: Receipt | None = None,
         render: Callable[[Session], bytes] | None = None,
     ) -> Pending[Session | Replayed]:
         def change(ledger: Ledger, operation_id: str | None) -> Session:
-            return ledger.create(new, items, operation_id)
+            return ledger.create(new, items, history, operation_id)
 
         return self._submit_once(new.session_id, receipt, render, change)
 
@@ -540,9 +542,25 @@ class SqliteStore(Store):
         return self._submit(lambda ledger: ledger.end(operation_id, status, outcome, event))
 
     def replace(
-        self, session_id: str, change: Replacement, *, render: Callable[[Session], bytes]
-    ) -> Pending[Session]:
-        return self._submit(lambda ledger: ledger.replace(session_id, change, render))
+        self,
+        session_id: str,
+        change: Replacement,
+        *,
+        receipt: Receipt | None = None,
+        render: Callable[[Session], bytes],
+    ) -> Pending[Session | Replayed]:
+        def run(ledger: Ledger, _: str | None) -> Session:
+            return ledger.replace(session_id, change, render)
+
+        return self._submit_once(session_id, receipt, render, run)
+
+    def keep(
+        self, session_id: str, receipt: Receipt, *, render: Callable[[Session], bytes]
+    ) -> Pending[Session | Replayed]:
+        def change(ledger: Ledger, _: str | None) -> Session:
+            return ledger.keep(session_id)
+
+        return self._submit_once(session_id, receipt, render, change)
 
     def delete(
         self,
@@ -700,6 +718,9 @@ class SqliteStore(Store):
 
     async def operation(self, operation_id: str) -> Operation:
         return await self._read(find_operation, operation_id)
+
+    async def replayed(self, receipt: Receipt) -> Replayed | None:
+        return await self._read(find_replayed, receipt)
 
     async def health(self) -> StoreHealth:
         def size(name: str) -> int:

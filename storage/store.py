@@ -15,7 +15,6 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from recapd.storage.entry import Entry
 from recapd.storage.pending import Pending
 
 Durability = Literal["durable", "transient"]
@@ -33,6 +32,22 @@ class Tokens(msgspec.Struct, frozen=True):
 
     counted: int = 0
     estimated: int = 0
+
+
+class Parent(msgspec.Struct, frozen=True):
+    """Where a fork comes from: a session, which may be gone by now, and one of its revisions."""
+
+    session_id: str
+    revision: int
+
+
+class AutoCompact(msgspec.Struct, frozen=True):
+    """When and how a session is to be compacted unasked. The store keeps it, and does nothing."""
+
+    at_tokens: int
+    keep_recent_tokens: int = 0
+    instructions: str | None = None
+    summarizer: str | None = None
 
 
 class Session(msgspec.Struct, frozen=True):
@@ -54,6 +69,8 @@ class Session(msgspec.Struct, frozen=True):
     next_entry_id: int
     seq: int  # of the session's latest event
     running: str | None  # the operation id of the compaction that has not ended
+    parent: Parent | None = None
+    auto_compact: AutoCompact | None = None
 
 
 class Revision(msgspec.Struct, frozen=True):
@@ -134,6 +151,8 @@ class NewSession(msgspec.Struct, frozen=True):
     cwd: str | None = None
     labels: dict[str, str] = {}
     durability: Durability = "durable"
+    parent: Parent | None = None
+    auto_compact: AutoCompact | None = None
 
 
 class NewItem(msgspec.Struct, frozen=True):
@@ -163,6 +182,16 @@ class SessionChanges(msgspec.Struct, frozen=True):
     cwd: str | msgspec.UnsetType | None = msgspec.UNSET
     labels: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
     state: State | msgspec.UnsetType = msgspec.UNSET
+    auto_compact: AutoCompact | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class History(msgspec.Struct, frozen=True):
+    """A whole history to put in place; `next_entry_id` is over every id that was ever given out."""
+
+    lines: Sequence[bytes]  # its entries (`entry.py`)
+    calls: Sequence[str]  # ids of the calls that it makes
+    next_entry_id: int
+    tokens: Tokens
 
 
 class Replacement(msgspec.Struct, frozen=True):
@@ -170,10 +199,7 @@ class Replacement(msgspec.Struct, frozen=True):
 
     operation_id: str
     archive: Revision
-    history: Sequence[Entry]
-    calls: Sequence[str]  # ids of the calls that the new history makes
-    next_entry_id: int
-    tokens: Tokens
+    history: History
     event: dict[str, object]  # further members of `history.replaced`
     finished: dict[str, object] = {}  # and of `compaction.finished`
 
@@ -243,10 +269,14 @@ class Store(Protocol):
         new: NewSession,
         items: Sequence[NewItem] = (),
         *,
+        history: History | None = None,
         receipt: Receipt | None = None,
         render: Callable[[Session], bytes] | None = None,
     ) -> Pending[Session | Replayed]:
         """Make a session, with its first items in the same change (revision 1 then, otherwise 0).
+
+        With `history` it is born with those entries: at revision 0, and `session.created` is all
+        that is told of them.
 
         Raises SessionExists, OperationReused.
         """
@@ -304,13 +334,29 @@ class Store(Protocol):
         ...
 
     def replace(
-        self, session_id: str, change: Replacement, *, render: Callable[[Session], bytes]
-    ) -> Pending[Session]:
-        """Put a new history in place of the present one, and end the operation.
+        self,
+        session_id: str,
+        change: Replacement,
+        *,
+        receipt: Receipt | None = None,
+        render: Callable[[Session], bytes],
+    ) -> Pending[Session | Replayed]:
+        """Put a new history in place of the present one.
 
-        The archive of the present one is durable; StorageError if it is not there any more.
-        Revision and generation rise by one. Raises Superseded when the session is not at the
-        archive's revision.
+        A compaction, which `begin` recorded, ends with it; what else replaces has a receipt. The
+        archive of the present history is durable; StorageError if it is not there any more.
+        Revision and generation rise by one. Raises OperationReused; Superseded when the session is
+        not at the archive's revision.
+        """
+        ...
+
+    def keep(
+        self, session_id: str, receipt: Receipt, *, render: Callable[[Session], bytes]
+    ) -> Pending[Session | Replayed]:
+        """Record that an operation found nothing to change: a repetition will not change anything
+        either, whatever has happened by then.
+
+        Raises OperationReused.
         """
         ...
 
@@ -400,6 +446,13 @@ class Store(Protocol):
 
     async def operation(self, operation_id: str) -> Operation:
         """Raises OperationUnknown."""
+        ...
+
+    async def replayed(self, receipt: Receipt) -> Replayed | None:
+        """Its outcome if the change was made before: for those that must be prepared at length.
+
+        Raises OperationReused.
+        """
         ...
 
     async def health(self) -> StoreHealth:

@@ -2,7 +2,7 @@
 
 import sys
 from contextlib import suppress
-from typing import TextIO
+from typing import TextIO, get_args
 
 import anyio
 import click
@@ -12,7 +12,13 @@ from recapd.daemon.cli import ClientCommand, current_options, run_client
 from recapd.daemon.terminal import write_json
 from recapd.protocol.client import Client, ClientError, Subscription
 from recapd.protocol.errors import RpcError
-from recapd.protocol.messages import CompactionProgress, CompactParams, CompactResult, Tokens
+from recapd.protocol.messages import (
+    CompactionProgress,
+    CompactParams,
+    CompactResult,
+    Summarizer,
+    Tokens,
+)
 
 
 @click.command(cls=ClientCommand)
@@ -23,6 +29,12 @@ from recapd.protocol.messages import CompactionProgress, CompactParams, CompactR
     default=0,
     help="Keep as many of the latest entries as fit into so many tokens.",
 )
+@click.option(
+    "--fold-reminders",
+    is_flag=True,
+    help="Summarise reminders that leave no room.",
+)
+@click.option("--dry-run", is_flag=True, help="Only tell what would be kept and summarised.")
 @click.option("--force", is_flag=True, help="Even where there is nothing to summarise.")
 @click.option("--no-wait", is_flag=True, help="Print the operation's id and wait for nothing.")
 @click.option(
@@ -30,8 +42,24 @@ from recapd.protocol.messages import CompactionProgress, CompactParams, CompactR
     type=click.File(encoding="utf-8"),
     help="The summary itself (`-`: standard input); none is made then.",
 )
+@click.option(
+    "--summarizer",
+    type=click.Choice(get_args(Summarizer)),
+    help="What makes the summary; all but `offline` ask a model, which the daemon's file names.",
+)
+@click.option("--instructions", help="What matters most in the summary.")
+@click.option("--relevance", is_flag=True, help="Let the model leave out what it finds irrelevant.")
 def command(
-    session_id: str, keep_recent_tokens: int, force: bool, no_wait: bool, summary: TextIO | None
+    session_id: str,
+    keep_recent_tokens: int,
+    fold_reminders: bool,
+    dry_run: bool,
+    force: bool,
+    no_wait: bool,
+    summary: TextIO | None,
+    summarizer: Summarizer | None,
+    instructions: str | None,
+    relevance: bool,
 ) -> None:
     """Archive the history of a session and replace it by a summary.
 
@@ -40,7 +68,12 @@ def command(
     params = CompactParams(
         session_id=session_id,
         summary=None if summary is None else summary.read(),
+        summarizer=summarizer,
+        instructions=instructions,
+        relevance=relevance,
         keep_recent_tokens=keep_recent_tokens,
+        fold_reminders=fold_reminders,
+        dry_run=dry_run,
         force=force,
         wait=not no_wait,
     )
@@ -94,13 +127,25 @@ async def _next(events: Subscription) -> CompactionProgress:
 
 
 def _lines(result: CompactResult) -> list[str]:
+    if result.plan is not msgspec.UNSET:
+        return [
+            f"{name}: {len(part.entry_ids)} entries, {_count(part.tokens)} tokens"
+            for name, part in (
+                ("instructions, kept", result.plan.instructions),
+                ("reminders, kept", result.plan.reminders),
+                ("latest, kept", result.plan.tail),
+                ("summarised", result.plan.summarised),
+                ("older reminders, left out", result.plan.dropped),
+            )
+        ]
     if result.status == "running":
-        return [result.operation_id]
+        return [str(result.operation_id)]
+    asked = "" if not result.attempts else f", {result.quality}, attempts: {result.attempts}"
     return [
         f"revision {result.session.revision}, the one before is archived:"
         f" {result.archived_revision}",
         f"{result.entries_before} entries, now {result.entries_after};"
-        f" {_count(result.tokens_before)} tokens, now {_count(result.tokens_after)}",
+        f" {_count(result.tokens_before)} tokens, now {_count(result.tokens_after)}{asked}",
     ]
 
 

@@ -50,7 +50,10 @@ def command(
     limit: int,
     cursor: str | None,
 ) -> None:
-    """List sessions, the latest change first."""
+    """List sessions, the latest change first.
+
+    Behind the tokens of a session stands at how many it is compacted unasked.
+    """
     chosen = ListFilter(state=state, cwd=cwd, labels=labels, title_contains=title)
 
     async def gather(client: Client) -> _Page:
@@ -82,11 +85,12 @@ def _row(session: Session) -> tuple[str, ...]:
     title = one_line(session.title or "", 60)
     if session.state == "archived":
         title = f"[archived] {title}"
+    tokens = f"{'' if session.tokens.exact else '~'}{session.tokens.count}"
     return (
         session.session_id,
         session.updated_at[:19] + "Z",
         str(session.entries),
-        f"{'' if session.tokens.exact else '~'}{session.tokens.count}",
+        tokens if session.auto_compact is None else f"{tokens}/{session.auto_compact.at_tokens}",
         str(session.revision),
         title,
     )

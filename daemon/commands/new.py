@@ -6,7 +6,7 @@ import msgspec
 from recapd.daemon.cli import ClientCommand, current_options, run_client
 from recapd.daemon.terminal import write_json
 from recapd.protocol.client import Client
-from recapd.protocol.messages import CreateParams, CreateResult
+from recapd.protocol.messages import CreateParams, CreateResult, NewAutoCompact
 
 
 def parse_labels(
@@ -34,12 +34,19 @@ def parse_labels(
     metavar="NAME=VALUE",
     help="Repeatable.",
 )
+@click.option(
+    "--auto-compact-at",
+    type=click.IntRange(min=1),
+    metavar="TOKENS",
+    help="Compact it unasked as soon as it has so many.",
+)
 @click.option("--transient", is_flag=True, help="Gone when the daemon ends.")
 def command(
     session_id: str | None,
     title: str | None,
     cwd: str | None,
     labels: dict[str, str],
+    auto_compact_at: int | None,
     transient: bool,
 ) -> None:
     """Make a session and print its id."""
@@ -49,6 +56,9 @@ def command(
         cwd=cwd,
         labels=labels,
         durability="transient" if transient else "durable",
+        auto_compact=(
+            None if auto_compact_at is None else NewAutoCompact(at_tokens=auto_compact_at)
+        ),
     )
 
     async def create(client: Client) -> None:

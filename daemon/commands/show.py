@@ -91,6 +91,8 @@ def _heading(page: _Page) -> list[str]:
     lines = [f"{session.session_id}  {title}".rstrip(), present]
     if session.archived_revisions:
         lines.append(f"archived revisions: {' '.join(map(str, session.archived_revisions))}")
+    if session.auto_compact is not None:
+        lines.append(f"compacted automatically at {session.auto_compact.at_tokens} tokens")
     if page.revision != session.revision:
         lines.append(f"shown: archived revision {page.revision}")
     return [*lines, ""]

@@ -10,7 +10,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from typing import Protocol
@@ -28,8 +28,9 @@ from recapd.daemon.compaction.evidence.gather import gather
 from recapd.daemon.compaction.evidence.write import Room, count_written, write
 from recapd.daemon.compaction.partition import Partition, Reminders, partition
 from recapd.daemon.compaction.reminder import reminder_item
-from recapd.daemon.compaction.summarise import (
+from recapd.daemon.compaction.summarise.base import (
     SUMMARY_CHARACTERS_MAX,
+    Quality,
     Source,
     Summariser,
     accept,
@@ -43,6 +44,7 @@ from recapd.daemon.compaction.tokens import (
 )
 from recapd.protocol.errors import ResultTooLarge
 from recapd.protocol.items import ItemFacts, item_facts
+from recapd.protocol.messages import Attempt
 from recapd.storage.entry import Entry, Reminder
 
 SLICE_BYTES = 1_000_000
@@ -50,6 +52,9 @@ SLICE_BYTES = 1_000_000
 
 ENTRY_BYTES = 2_000
 """What looking at an item costs however short it is, in bytes of a long one."""
+
+EVIDENCE_TOKENS_MIN = 500
+"""For what the summary does not say already, however small the body is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +64,14 @@ class Settings:
     context_limit: int = 20_000  # tokens of the new history
     keep_recent_tokens: int = 0  # for the latest groups, beside unanswered calls
     reminders: Reminders = "all"
+    fold_reminders: bool = False  # into the summary, where they leave no room for it
     summary_characters_max: int = SUMMARY_CHARACTERS_MAX
 
 
 class Progress(Protocol):
-    """Is told how far a stage is: `partition` in entries, `summarise` and `check` 0 or 1 of 1."""
+    """Is told how far a stage is: `partition` in entries, `check` 0 or 1 of 1; `summarise` too,
+    and between in characters of answers where a model is asked.
+    """
 
     def __call__(self, stage: str, done: int, total: int) -> None: ...
 
@@ -79,7 +87,8 @@ class Plan:
     parts: Partition
     summary: str
     evidence: str  # the block beside the summary; '' where there is none
-    quality: str
+    quality: Quality
+    attempts: tuple[Attempt, ...]  # to ask a model
     tokens_after: TokenCount  # of what `build` makes, without `carried`
 
     def build(
@@ -134,8 +143,31 @@ async def divide(
         if len(history) * ENTRY_BYTES <= SLICE_BYTES
         else await anyio.to_thread.run_sync(divide_it)
     )
+    if settings.fold_reminders:
+        divided = await _fold(divided, settings.context_limit)
     progress("partition", len(history), len(history))
     return divided
+
+
+async def _fold(parts: Partition, context_limit: int) -> Partition:
+    """Move the oldest reminders into the body until a quarter of the limit is free for the new one.
+
+    They are older than what happened since, so they come first.
+    """
+    others = [entry.item for entry in (*parts.instructions, *parts.tail)]
+    sizes = [(await count_tokens_of([entry.item])).count for entry in parts.reminders]
+    excess = (await count_tokens_of(others)).count + sum(sizes) - context_limit * 3 // 4
+    folded = 0
+    while excess > 0 and folded < len(sizes):
+        excess -= sizes[folded]
+        folded += 1
+    moved = parts.reminders[:folded]
+    return replace(
+        parts,
+        reminders=parts.reminders[folded:],
+        body=moved + parts.body,
+        body_facts=(*(item_facts(entry.item) for entry in moved), *parts.body_facts),
+    )
 
 
 async def prepare(
@@ -150,8 +182,9 @@ async def prepare(
     """Summarise the body, add evidence, and check the result by the exact count of tokens.
 
     Summary and evidence have the room that `allowance` gives them. Where the reminder would exceed
-    `context_limit` all the same, or be larger than what it replaces, the evidence shrinks, in the
-    order that `evidence.write` tells.
+    `context_limit` all the same, or be larger than what it replaces, the evidence is cut to what the
+    summary does not say, and shrinks in the order that `evidence.write` tells; for its own sake not
+    below `EVIDENCE_TOKENS_MIN`.
 
     `archived_revision` is the one that the reminder's text is going to name, as far as known;
     `redact` takes secrets out of what the summariser is given and out of the evidence.
@@ -160,33 +193,71 @@ async def prepare(
         CompactionFailed: the summariser has none (its own stage), or not one to keep (`accept`).
         ResultTooLarge: more than `context_limit` tokens; `data` has the `parts` they come from.
     """
-    retained = await count_tokens_of(
-        [entry.item for part in _retained(parts).values() for entry in part]
-    )
-    room = settings.context_limit - retained.count
-    allowance = allowance_tokens(
-        room,
-        sum(entry.reminder is not None for entry in parts.reminders),
-        (await count_tokens_of([entry.item for entry in parts.reminders[:1]])).count,
-    )
-    body_bytes = _bytes_of(parts.body, 2 * settings.summary_characters_max)
-    characters_max = summary_characters(allowance, settings.summary_characters_max, body_bytes)
-    source = Source(parts.instructions, parts.reminders, parts.body, characters_max, redact)
+    room = await _measure(parts, settings)
+    source = _source(parts, room, settings, redact, progress)
     progress("summarise", 0, 1)
-    summary = accept(await summarise(source))
+    summary = await summarise(source)
+    text = accept(summary.text)
     progress("summarise", 1, 1)
     progress("check", 0, 1)
-    lists_tokens = evidence_tokens(allowance, settings.context_limit)
-    fit = partial(_fit, parts, summary, archived_revision, room, lists_tokens, redact)
+    lists_tokens = evidence_tokens(room.allowance, settings.context_limit)
+    fit = partial(_fit, parts, text, archived_revision, room.free, lists_tokens, redact)
     # In a thread however small the body is: to count 30 kB of one letter takes a second (B69).
     evidence, reminder = await anyio.to_thread.run_sync(fit, anyio.from_thread.check_cancelled)
     tokens_after = TokenCount(
-        retained.count + reminder.count, reminder.method, retained.exact and reminder.exact
+        room.retained.count + reminder.count,
+        reminder.method,
+        room.retained.exact and reminder.exact,
     )
     if tokens_after.count > settings.context_limit:
         raise await _too_large(parts, reminder.count, tokens_after.count, settings)
     progress("check", 1, 1)
-    return Plan(parts, summary, evidence, summarise.quality, tokens_after)
+    return Plan(parts, text, evidence, summary.quality, summary.attempts, tokens_after)
+
+
+async def source_of(parts: Partition, settings: Settings, redact: Callable[[str], str]) -> Source:
+    """What `prepare` gives to the summariser."""
+    return _source(parts, await _measure(parts, settings), settings, redact, _tell_nobody)
+
+
+@dataclass(frozen=True, slots=True)
+class _Measure:
+    """In tokens: what is retained, what is free beside it, and the part for the new reminder; and
+    the size of what that replaces.
+    """
+
+    retained: TokenCount
+    free: int
+    allowance: int
+    body_bytes: int
+
+
+async def _measure(parts: Partition, settings: Settings) -> _Measure:
+    retained = await count_tokens_of(
+        [entry.item for part in _retained(parts).values() for entry in part]
+    )
+    free = settings.context_limit - retained.count
+    earlier = sum(entry.reminder is not None for entry in parts.reminders)
+    oldest = await count_tokens_of([entry.item for entry in parts.reminders[:1]])
+    body_bytes = _bytes_of(parts.body, 2 * settings.summary_characters_max)
+    return _Measure(retained, free, allowance_tokens(free, earlier, oldest.count), body_bytes)
+
+
+def _source(
+    parts: Partition,
+    room: _Measure,
+    settings: Settings,
+    redact: Callable[[str], str],
+    progress: Progress,
+) -> Source:
+    return Source(
+        parts.instructions,
+        parts.reminders,
+        parts.body,
+        summary_characters(room.allowance, settings.summary_characters_max, room.body_bytes),
+        redact,
+        partial(progress, "summarise"),
+    )
 
 
 async def compact_entries(
@@ -262,14 +333,15 @@ def _fit(
         return evidence, count
     alone = count_item_tokens(written())
     found = found.beyond(summary)
-    left = tokens_max - alone.count
+    left = min(max(tokens_max - alone.count, EVIDENCE_TOKENS_MIN), room - alone.count)
     while left > 0 and (
         evidence := write(found, Room(min(room // 2, left), min(lists_tokens, left)), count_written)
     ):
         count = count_item_tokens(written(evidence))
-        if count.count <= tokens_max:
+        excess = count.count - alone.count - left
+        if excess <= 0:
             return evidence, count
-        left -= count.count - tokens_max
+        left -= excess
     return "", alone
 
 

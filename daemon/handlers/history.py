@@ -6,13 +6,14 @@ import anyio
 import msgspec
 
 from recapd.daemon import cursors
-from recapd.daemon.compaction import pipeline
-from recapd.daemon.compaction.summarise import OfflineSummariser, Summariser, given_summary
+from recapd.daemon.compaction.summarise.base import Summariser
+from recapd.daemon.compaction.summarise.given import given_summary
+from recapd.daemon.config import Settings
 from recapd.daemon.connection import Call
 from recapd.daemon.cursors import GetPosition
 from recapd.daemon.export import export_chunk
 from recapd.daemon.handlers.sessions import expect_of, receipt_for, replay
-from recapd.daemon.redaction import Redactor
+from recapd.daemon.summarizers import pipeline_settings, source_redactor, summariser_for
 from recapd.daemon.wire import wire_revision, wire_session
 from recapd.protocol import messages as m
 from recapd.protocol.errors import CursorInvalid, InvalidParams
@@ -96,12 +97,22 @@ async def export(call: Call, params: m.ExportParams) -> m.ExportResult:
 
 async def compact(call: Call, params: m.CompactParams) -> object:
     service = call.service
-    summarise: Summariser = OfflineSummariser()
-    if params.summary is not None:
-        if params.summarizer is not None:
-            raise InvalidParams.at("$.summary", "no summarizer beside it")
-        summarise = given_summary(params.summary)
     settings = service.settings
+    summarise = _summariser(params, settings)
+    how = pipeline_settings(
+        settings, params.keep_recent_tokens, fold_reminders=params.fold_reminders
+    )
+    redactor = source_redactor(settings)
+    if params.dry_run:
+        call.release()
+        return await service.compactions.plan(
+            params.session_id,
+            expect_of(params),
+            summarise=summarise,
+            settings=how,
+            force=params.force,
+            redactor=redactor,
+        )
     receipt = receipt_for("session.compact", params, params.operation_id or service.new_id())
     assert isinstance(receipt, Receipt)
     compaction = service.compactions.start(
@@ -109,15 +120,12 @@ async def compact(call: Call, params: m.CompactParams) -> object:
         receipt,
         expect_of(params),
         summarise=summarise,
-        settings=pipeline.Settings(
-            context_limit=settings.context_limit,
-            keep_recent_tokens=params.keep_recent_tokens,
-            reminders=settings.reminders,
-            summary_characters_max=settings.summary_characters_max,
-        ),
+        settings=how,
         force=params.force,
-        redactor=Redactor(each_once=True) if settings.redact_summary_source else None,
+        redactor=redactor,
     )
+    summarizer = params.summarizer or settings.default_summarizer
+    service.automatic.heed(compaction, None if params.summary is not None else summarizer)
     with anyio.CancelScope(shield=True):  # it was handed over: its outcome is the answer
         await compaction.begun.settled()
     begun = compaction.begun.result()
@@ -137,6 +145,22 @@ async def compact(call: Call, params: m.CompactParams) -> object:
         if compaction.ended.failed:
             raise
     return msgspec.Raw(compaction.ended.result())
+
+
+def _summariser(params: m.CompactParams, settings: Settings) -> Summariser:
+    """Raises InvalidParams, and CompactionFailed for a summarizer that is not configured."""
+    if params.summary is not None:
+        for name in ("summarizer", "instructions", "relevance"):
+            if getattr(params, name):
+                raise InvalidParams.at(f"$.{name}", "no summary beside it")
+        return given_summary(params.summary)
+    kind = params.summarizer or settings.default_summarizer
+    if kind == "offline" and params.relevance:
+        raise InvalidParams.at("$.relevance", "a summarizer that asks a model beside it")
+    relevance = m.Relevance() if params.relevance is True else params.relevance
+    return summariser_for(
+        kind, settings, params.instructions, relevance.threshold if relevance else None
+    )
 
 
 async def _replay(call: Call, begun: Replayed, wait: bool) -> object:

@@ -78,6 +78,7 @@ async def health(call: Call, params: m.Params) -> m.HealthResult:
         warnings.append(
             m.HealthWarning("log_large", "Another process reads the database: let it end.")
         )
+    warnings += call.service.automatic.warnings()
     return m.HealthResult(
         not warnings,
         m.DatabaseHealth(store.writable, store.database_bytes, store.log_bytes),

@@ -9,17 +9,28 @@ from typing import TypeVar
 
 import anyio
 import msgspec
+from msgspec import UNSET
 
 from recapd.daemon import cursors
 from recapd.daemon.compaction.tokens import estimate_tokens
 from recapd.daemon.connection import Call
 from recapd.daemon.dispatch import Later
+from recapd.daemon.summarizers import summariser_for
 from recapd.daemon.wire import wire_session
 from recapd.protocol import messages as m
-from recapd.protocol.errors import Cancelled, CursorInvalid, InvalidParams, ItemTooLarge, from_wire
+from recapd.protocol.errors import (
+    Cancelled,
+    CompactionFailed,
+    CursorInvalid,
+    Expectation,
+    InvalidParams,
+    ItemTooLarge,
+    from_wire,
+)
 from recapd.protocol.items import item_facts, one_line
 from recapd.storage.store import (
     Appended,
+    AutoCompact,
     Expect,
     NewItem,
     NewSession,
@@ -55,7 +66,8 @@ def replay(operation: Operation) -> object:
     return {**members, "replayed": True}
 
 
-def _answer(convert: Callable[[T], object]) -> Callable[[T | Replayed], object]:
+def answer(convert: Callable[[T], object]) -> Callable[[T | Replayed], object]:
+    """Makes the answer of what was done, or repeats the recorded one."""
     return lambda outcome: (
         replay(outcome.operation) if isinstance(outcome, Replayed) else convert(outcome)
     )
@@ -85,7 +97,27 @@ def _check_labels(labels: dict[str, str]) -> None:
         raise InvalidParams.at("$.labels", f"at most {_LABELS_CHARACTERS_MAX} characters in all")
 
 
-def _session_result(session: Session) -> m.SessionResult:
+def _auto_compact(call: Call, given: m.NewAutoCompact | None) -> AutoCompact | None:
+    """Raises InvalidParams for what could never work."""
+    call.principal.require("session.compact")
+    if given is None:
+        return None
+    if given.keep_recent_tokens >= given.at_tokens:
+        raise InvalidParams.at("$.auto_compact.keep_recent_tokens", "less than at_tokens")
+    if given.summarizer is not None:
+        try:
+            summariser_for(given.summarizer, call.service.settings, given.instructions)
+        except CompactionFailed as error:
+            place: Expectation = {
+                "path": "$.auto_compact.summarizer",
+                "expected": "a summarizer that is configured",
+            }
+            raise InvalidParams(errors=[place], hint=error.hint) from error
+    return msgspec.convert(given, AutoCompact, from_attributes=True)
+
+
+def session_result(session: Session) -> m.SessionResult:
+    """The session after the change."""
     return m.SessionResult(wire_session(session))
 
 
@@ -117,6 +149,9 @@ async def create(call: Call, params: m.CreateParams) -> Later:
         params.cwd,
         params.labels,
         params.durability,
+        auto_compact=None
+        if params.auto_compact is None
+        else _auto_compact(call, params.auto_compact),
     )
     pending = service.actors.create(
         new,
@@ -124,7 +159,8 @@ async def create(call: Call, params: m.CreateParams) -> Later:
         receipt_for("session.create", params, params.operation_id),
         lambda session: encode(_create_result(session)),
     )
-    return Later(pending, _answer(_create_result))
+    service.automatic.watch(pending)
+    return Later(pending, answer(_create_result))
 
 
 async def append(call: Call, params: m.AppendParams) -> Later:
@@ -135,7 +171,8 @@ async def append(call: Call, params: m.AppendParams) -> Later:
         receipt_for("session.append", params, params.operation_id),
         lambda appended: encode(_append_result(appended)),
     )
-    return Later(pending, _answer(_append_result))
+    call.service.automatic.watch(pending)
+    return Later(pending, answer(_append_result))
 
 
 async def update(call: Call, params: m.UpdateParams) -> Later:
@@ -146,15 +183,18 @@ async def update(call: Call, params: m.UpdateParams) -> Later:
         params.cwd,
         {} if params.labels is None else params.labels,
         params.state,
+        UNSET if params.auto_compact is UNSET else _auto_compact(call, params.auto_compact),
     )
     pending = call.service.actors.update(
         params.session_id,
         changes,
         expect_of(params),
         receipt_for("session.update", params, params.operation_id),
-        lambda session: encode(_session_result(session)),
+        lambda session: encode(session_result(session)),
     )
-    return Later(pending, _answer(_session_result))
+    if params.auto_compact is not UNSET:
+        call.service.automatic.watch(pending)
+    return Later(pending, answer(session_result))
 
 
 async def delete(call: Call, params: m.DeleteParams) -> object:
@@ -173,8 +213,8 @@ async def delete(call: Call, params: m.DeleteParams) -> object:
             # Before a session of the same id can be made: what still ran for the old one would
             # take the new one's archive for its own.
             if not pending.failed and pending.result() is True:
-                await service.compactions.end_all_of(params.session_id)
-    return _answer(_delete_result)(pending.result())
+                await service.compactions.end_all_of(params.session_id, Cancelled())
+    return answer(_delete_result)(pending.result())
 
 
 async def list_sessions(call: Call, params: m.ListParams) -> m.ListResult:

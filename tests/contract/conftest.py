@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from recapd.storage.entry import Entry
+from recapd.storage.entry import Entry, encode_entry
 from recapd.storage.errors import OperationUnknown
 from recapd.storage.memory import open_memory_store
 from recapd.storage.sqlite import open_store
 from recapd.storage.store import (
     Event,
+    History,
     Kind,
     Operation,
     Query,
@@ -130,13 +131,12 @@ def replace_history() -> Callable[..., Awaitable[Session]]:
         change = Replacement(
             operation_id,
             archive,
-            history,
-            calls,
-            next_entry_id,
-            tokens,
+            History([*map(encode_entry, history)], calls, next_entry_id, tokens),
             event or {},
             finished or {},
         )
-        return await store.replace(session_id, change, render=lambda _: b"{}").wait()
+        replaced = await store.replace(session_id, change, render=lambda _: b"{}").wait()
+        assert isinstance(replaced, Session)
+        return replaced
 
     return replace_history

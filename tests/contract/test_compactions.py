@@ -17,6 +17,7 @@ from recapd.storage.errors import (
 from recapd.storage.store import (
     Appended,
     Expect,
+    History,
     Kind,
     NewItem,
     NewSession,
@@ -44,7 +45,8 @@ def render(session: Session) -> bytes:
 
 
 def replacement(archive: Revision, *history: Entry) -> Replacement:
-    return Replacement(archive.operation_id, archive, history, [], 4, Tokens(9, 0), {})
+    lines = [encode_entry(entry) for entry in history]
+    return Replacement(archive.operation_id, archive, History(lines, [], 4, Tokens(9, 0)), {})
 
 
 @pytest.fixture(autouse=True)
@@ -214,6 +216,7 @@ async def test_a_replacement_puts_the_new_history_in_place_and_keeps_the_old(
     session = await store.replace(
         "s", replacement(archive, Entry(1, 5, ITEM.item), REMINDER), render=render
     ).wait()
+    assert isinstance(session, Session)
     assert session == structs.replace(
         begun,
         updated_at_ms=now_ms,

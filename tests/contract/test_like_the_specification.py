@@ -8,16 +8,19 @@ import msgspec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from recapd.storage.entry import Entry, Reminder
+from recapd.storage.entry import Entry, Reminder, encode_entry
 from recapd.storage.errors import StoreError
 from recapd.storage.memory import open_memory_store
 from recapd.storage.pending import Pending
 from recapd.storage.store import (
+    AutoCompact,
     Event,
     Expect,
+    History,
     Kind,
     NewItem,
     NewSession,
+    Parent,
     Receipt,
     Replacement,
     SessionChanges,
@@ -44,6 +47,7 @@ class Replace(msgspec.Struct, frozen=True):
     operation_id: str
     changes_before: list[Change]
     entry_ids: list[int]
+    receipt: Receipt | None
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -63,6 +67,11 @@ def hand_over(store: Store, change: Change) -> Pending[Any]:
     return pending
 
 
+def history_of(ids: Sequence[int], next_entry_id: int) -> History:
+    entries = [Entry(n, n, b'{"n":%d}' % n, Reminder(1, "o", n) if n % 2 else None) for n in ids]
+    return History([*map(encode_entry, entries)], ["a"], next_entry_id, Tokens(len(ids), 0))
+
+
 async def hand_over_replacement(store: Store, replace: Replace) -> list[Pending[Any]]:
     archive = await store.archive(
         await store.session(replace.session_id), replace.kind, replace.operation_id
@@ -71,16 +80,13 @@ async def hand_over_replacement(store: Store, replace: Replace) -> list[Pending[
     new = Replacement(
         replace.operation_id,
         archive,
-        [Entry(n, n, b'{"n":%d}' % n, Reminder(1, "o", n) if n % 2 else None) for n in ids],
-        calls=["a"],
-        next_entry_id=100 * (archive.generation + 1),
-        tokens=Tokens(len(ids), 0),
+        history_of(ids, 100 * (archive.generation + 1)),
         event={"retained_entry_ids": ids},
         finished={"quality": "offline"},
     )
     return [
         *(hand_over(store, change) for change in replace.changes_before),
-        store.replace(replace.session_id, new, render=render),
+        store.replace(replace.session_id, new, receipt=replace.receipt, render=render),
     ]
 
 
@@ -133,6 +139,7 @@ updates = st.builds(
     cwd=st.sampled_from((None, "/x", msgspec.UNSET)),
     labels=st.sampled_from(({}, {"a": "b"}, msgspec.UNSET)),
     state=st.sampled_from(("active", "active", "archived", msgspec.UNSET)),
+    auto_compact=st.sampled_from((None, AutoCompact(1000), msgspec.UNSET)),
 )
 endings = st.tuples(
     st.sampled_from(OPERATION_IDS),
@@ -158,12 +165,24 @@ creates = changes_by(
     st.tuples(st.builds(NewSession, session_ids), st.lists(items, max_size=2)),
     options_of_create,
 )
+forks = changes_by(
+    "create",
+    st.tuples(st.builds(NewSession, session_ids, parent=st.none() | st.just(Parent("s", 1)))),
+    st.fixed_dictionaries(
+        {
+            "history": st.lists(st.integers(1, 9), max_size=3).map(lambda ids: history_of(ids, 10)),
+            "receipt": st.none() | receipts,
+            "render": st.just(render),
+        }
+    ),
+)
 deletes = changes_by("delete", st.tuples(session_ids), options)
 others = st.one_of(
     changes_by("append", st.tuples(session_ids, st.lists(items, min_size=1, max_size=3)), options),
     changes_by("update", st.tuples(session_ids, updates), options),
     changes_by("begin", st.tuples(session_ids, receipts)),
     changes_by("end", endings),
+    changes_by("keep", st.tuples(session_ids, receipts), st.just({"render": render})),
 )
 replacements = st.builds(
     Replace,
@@ -173,12 +192,13 @@ replacements = st.builds(
     # Not a delete: the caller sees to it that the archived session stays.
     st.lists(others, max_size=1),
     st.lists(st.integers(1, 9), max_size=3),
+    st.none() | receipts,
 )
 steps_of_a_program = st.builds(
     Step,
     st.integers(0, 5),
     st.none() | replacements,
-    st.lists(st.one_of(others, creates, deletes), max_size=4),
+    st.lists(st.one_of(others, creates, forks, deletes), max_size=4),
 )
 FIRST = Step(0, None, [Change("create", (NewSession("s"), [NewItem(b"{}", 1, ("b",))]))])
 

@@ -14,6 +14,7 @@ from recapd.storage.errors import (
 )
 from recapd.storage.store import (
     Appended,
+    AutoCompact,
     Event,
     Expect,
     NewItem,
@@ -26,7 +27,8 @@ from recapd.storage.store import (
 )
 
 ITEM = NewItem(b'{"role":"user","content":"hi"}', 3)
-NEW = NewSession("s", "A title", "/home/me", {"team": "a"}, "transient")
+AUTO_COMPACT = AutoCompact(1000, 10, "say \x00 \U0001f600 \u2028", "chat")
+NEW = NewSession("s", "A title", "/home/me", {"team": "a"}, "transient", auto_compact=AUTO_COMPACT)
 COMPACT = Receipt("compact", "session.compact", b"")
 
 Look = Callable[..., Awaitable[dict[str, object]]]
@@ -53,6 +55,7 @@ async def test_a_new_session_is_empty_and_at_revision_0(
         next_entry_id=1,
         seq=1,
         running=None,
+        auto_compact=AUTO_COMPACT,
     )
     assert await store.create(NEW).wait() == session
     assert await store.session("s") == session
@@ -120,6 +123,12 @@ async def test_an_update_keeps_what_is_unset_and_clears_what_is_none(
     assert (session.title, session.cwd, session.labels) == (None, "/home/me", {"x": "y"})
     assert (session.updated_at_ms, session.created_at_ms) == (now_ms, now_ms - 5)
     assert (session.revision, session.generation, session.state) == (1, 0, "active")
+    assert session.auto_compact == AUTO_COMPACT
+    for value in (None, AutoCompact(2000), None):
+        updated = await store.update("s", SessionChanges(auto_compact=value)).wait()
+        assert isinstance(updated, Session)
+        assert updated == await store.session("s")
+        assert (updated.auto_compact, updated.title) == (value, None)
 
 
 async def test_an_update_of_nothing_is_an_update(

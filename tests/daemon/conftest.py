@@ -19,7 +19,8 @@ import anyio
 import anyio.abc
 import pytest
 
-from recapd.daemon.compaction.summarise import OfflineSummariser, Source
+from recapd.daemon.compaction.summarise.base import Source, Summary
+from recapd.daemon.compaction.summarise.offline import OfflineSummariser
 from recapd.daemon.config import Settings, resolve
 from recapd.daemon.lifecycle import ExitCode, serve
 from recapd.protocol.errors import from_wire
@@ -245,7 +246,9 @@ def start(folder: Path) -> Callable[..., AbstractAsyncContextManager[Daemon]]:
     """Runs a daemon with these settings as long as a block runs; each time on the same store."""
 
     @asynccontextmanager
-    async def start(**settings: object) -> AsyncGenerator[Daemon]:
+    async def start(
+        *, now_ms: Callable[[], int] | None = None, **settings: object
+    ) -> AsyncGenerator[Daemon]:
         resolved = resolve(
             {"data_dir": folder / "data", "socket": folder / "rpc.sock", **settings}, {}
         )
@@ -254,7 +257,8 @@ def start(folder: Path) -> Callable[..., AbstractAsyncContextManager[Daemon]]:
 
         async def run() -> None:
             try:
-                daemon.exit_codes.append(await serve(resolved, ready=ready.set))
+                clock: Message = {} if now_ms is None else {"now_ms": now_ms}
+                daemon.exit_codes.append(await serve(resolved, ready=ready.set, **clock))
             finally:
                 daemon.stopped.set()
                 ready.set()
@@ -350,7 +354,7 @@ async def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
     gate = Gate()
     summarise = OfflineSummariser.__call__
 
-    async def wait(self: OfflineSummariser, source: Source) -> str:
+    async def wait(self: OfflineSummariser, source: Source) -> Summary:
         await gate.pass_through()
         return await summarise(self, source)
 

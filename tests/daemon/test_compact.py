@@ -82,7 +82,8 @@ async def test_a_compaction_replaces_the_history_and_says_what_it_did(peer: Peer
         "carried_over": 0,
         "reminder_entry_id": 6,
         "quality": "offline",
-        "attempts": 1,
+        "attempts": 0,
+        "attempt_log": [],
         "redactions": {},
     }
     assert (result["archive"]["entries"], len(result["archive"]["sha256"])) == (5, 64)
@@ -151,7 +152,7 @@ async def test_a_given_summary_is_used_as_it_is(peer: Peer) -> None:
     result = await peer.call("session.compact", session_id="a", summary="  We did \U0001f600.\n")
     assert result["quality"] == "client"
     (entry,) = await peer.entries("a")
-    assert "\n\nWe did \U0001f600.\n</system-reminder>" in entry["item"]["content"][0]["text"]
+    assert "\n\nWe did \U0001f600.\n\nEvidence, " in entry["item"]["content"][0]["text"]
     for summary in ("", " \n\t"):
         with pytest.raises(CompactionFailed) as caught:
             await peer.call("session.compact", session_id="a", summary=summary)

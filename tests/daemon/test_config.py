@@ -44,6 +44,7 @@ def test_each_setting_has_a_variable_and_a_place_in_the_file(home: Path) -> None
         "log_format": "json",
         "reminders": "issued",
         "redact_summary_source": "no",
+        "default_summarizer": "chat",
     }
     for field in settings_fields():
         value = others.get(field.name) or str(field.metadata["least"] + 1)

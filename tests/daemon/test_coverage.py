@@ -28,6 +28,9 @@ METHOD_TESTS: Final = {
     "session.compact": (
         "test_compact.py::test_a_compaction_replaces_the_history_and_says_what_it_did"
     ),
+    "session.restore": "test_past.py::test_a_restore_brings_the_very_same_entries_back",
+    "session.rewind": "test_past.py::test_a_rewind_drops_what_came_later",
+    "session.fork": "test_past.py::test_a_fork_is_a_session_with_the_same_entries",
     "session.export": "test_export.py::test_a_cursor_of_another_export_is_invalid",
     "session.update": "test_sessions.py::test_an_update_changes_what_it_names_and_null_clears",
     "session.delete": "test_sessions.py::test_a_deleted_session_is_gone_with_its_archives",
@@ -78,11 +81,17 @@ ERROR_TESTS: Final = {
     "compaction_failed": (
         "test_compact.py::test_a_summariser_that_fails_leaves_everything_as_it_was"
     ),
-    "superseded": "test_compact.py::test_a_history_that_another_replaced_is_left_alone",
+    "superseded": "test_past.py::test_a_running_compaction_ends_as_superseded",
     "result_too_large": (
         "test_compact.py::test_a_result_over_the_limit_leaves_everything_as_it_was"
     ),
     "nothing_to_compact": "test_compact.py::test_nothing_to_compact_is_said_and_can_be_forced",
+    "no_gain": (
+        "test_auto_compact.py::test_a_result_that_is_not_smaller_is_refused_before_its_commit"
+    ),
+    "breaker_open": (
+        "test_auto_compact.py::test_a_summarizer_that_is_down_is_left_alone_by_every_session"
+    ),
     "cancelled": "test_compact.py::test_a_compaction_can_be_cancelled_by_its_operation",
     "already_committed": "test_compact.py::test_cancelling_what_has_ended_says_so",
     "revision_not_found": "test_history.py::test_a_revision_that_is_not_there_is_not_found",

@@ -23,6 +23,15 @@ MUTATIONS: dict[str, tuple[Message, Message]] = {
         {"session_id": "a", "items": [user("z")]},
     ),
     "session.compact": ({"session_id": "a"}, {"session_id": "a", "keep_recent_tokens": 1}),
+    "session.restore": ({"session_id": "a", "revision": 1}, {"session_id": "a", "revision": 2}),
+    "session.rewind": (
+        {"session_id": "a", "after_entry_id": 0},
+        {"session_id": "a", "after_entry_id": 1},
+    ),
+    "session.fork": (
+        {"session_id": "a", "new_session_id": "new"},
+        {"session_id": "a", "new_session_id": "newer"},
+    ),
     "session.update": ({"session_id": "a", "title": "t"}, {"session_id": "a", "title": None}),
     "session.delete": ({"session_id": "a"}, {"session_id": "b"}),
 }
@@ -61,7 +70,7 @@ async def test_a_repeated_operation_id_gives_the_recorded_result(
         assert (await peer.call("operation.get", operation_id="op"))["operation"] == operation
     assert "replayed" not in first
     assert operation["method"] == method
-    assert operation["session_id"] == params["session_id"]
+    assert operation["session_id"] == params.get("new_session_id", params["session_id"])
     assert operation["status"] == "completed"
     assert operation["result"] == first
     assert operation["ended_at"] >= operation["started_at"]

@@ -371,6 +371,8 @@ async def test_a_damaged_archive_is_an_error_and_the_session_goes_on(
             ("session.get", {"revision": 1, "order": "desc", "limit": 1}),
             ("session.export", {"revision": 1}),
             ("session.export", {"revision": "all"}),
+            ("session.restore", {"revision": 1}),
+            ("session.fork", {"revision": 1}),
         ):
             with pytest.raises(expected) as caught:
                 await peer.call(method, session_id="a", **params)

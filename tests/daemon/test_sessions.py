@@ -289,6 +289,8 @@ async def test_an_archived_session_takes_no_history(peer: Peer) -> None:
     for method, params in (
         ("session.append", {"items": [user("y")]}),
         ("session.compact", {}),
+        ("session.restore", {"revision": 1}),
+        ("session.rewind", {"after_entry_id": 0}),
     ):
         with pytest.raises(SessionArchived) as caught:
             await peer.call(method, session_id="a", **params)

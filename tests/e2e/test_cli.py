@@ -300,9 +300,10 @@ def test_the_exit_codes_of_serve_are_those_of_the_command_line() -> None:
 
 def test_the_help_names_every_command_and_every_exit_code(shared: Home) -> None:
     said = shared.ok("--help").decode()
-    for (
-        command
-    ) in "serve start stop status new list append show compact revisions export watch".split():
+    for command in (
+        "serve start stop status new list append show compact revisions restore rewind fork"
+        " export watch delete update call"
+    ).split():
         assert re.search(rf"^  {command} +[A-Z]", said, re.MULTILINE)
         assert b"Usage: recapd" in shared.ok(command, "--help")
     for code in ExitCode:
@@ -315,7 +316,7 @@ def test_every_setting_has_a_flag_that_names_its_variable(shared: Home) -> None:
     for field in settings_fields():
         assert f"--{field.name.replace('_', '-')}" in said
         assert f"[RECAPD_{field.name.upper()}]" in " ".join(said.split())
-    assert len(settings_fields()) == len(Settings.__dataclass_fields__)
+    assert len(settings_fields()) == len(Settings.__dataclass_fields__) - 1  # the summarizers
 
 
 def test_a_setting_that_cannot_be_used_is_2(shared: Home) -> None:
@@ -374,6 +375,43 @@ def test_a_new_session_is_listed_with_what_was_said_of_it(shared: Home) -> None:
     assert shared.json("new")["session"]["revision"] == 0
     assert "already_exists" in shared.fails(1, "new", "--id", "s:1")
     assert "invalid_params" in shared.fails(1, "new", "--id", "../x")
+
+
+def test_a_session_can_be_compacted_unasked(shared: Home) -> None:
+    """`new` and `update` set the line, `list` and `show` tell of it."""
+    session_id = (
+        shared.ok("new", "--auto-compact-at", "4000", "--label", "of=auto").decode().strip()
+    )
+    assert "0/4000" in shared.ok("list", "--label", "of=auto").decode().split()
+    big = json.dumps({"role": "user", "content": "word " * 4000}).encode()
+    appended = shared.json("append", session_id, stdin=big)
+    assert appended["session"]["tokens"]["count"] > 4000
+    events = f"session_id={session_id}", "since:=3", "wait_ms:=20000"
+    while True:
+        told = shared.json("call", "session.events", *events)["events"]
+        if told[-1]["method"] == "compaction.finished":
+            break
+    assert told[-1]["status"] == "completed"
+    shown = shared.ok("show", session_id).decode()
+    assert "compacted automatically at 4000 tokens" in shown
+    assert "archived revisions: 1" in shown
+
+
+def test_an_update_changes_what_is_named(shared: Home) -> None:
+    session_id = shared.ok("new", "--title", "a", "--cwd", "/x").decode().strip()
+    arguments = "update", session_id
+    assert shared.ok(*arguments, "--title", "b", "--auto-compact-at", "5000") == b""
+    limits = "--auto-compact-at", "6000", "--keep-recent-tokens", "500"
+    updated = shared.json(*arguments, *limits, "--cwd", "")["session"]
+    assert (updated["title"], updated["cwd"], updated["state"]) == ("b", None, "active")
+    assert updated["auto_compact"] == {
+        **{"at_tokens": 6000, "keep_recent_tokens": 500},
+        **{"instructions": None, "summarizer": None},
+    }
+    updated = shared.json(*arguments, "--auto-compact-at", "0", "--state", "archived")["session"]
+    assert (updated["title"], updated["state"], updated["auto_compact"]) == ("b", "archived", None)
+    assert "invalid_params" in shared.fails(1, *arguments, "--auto-compact-at", "10")
+    assert "--auto-compact-at" in shared.fails(2, *arguments, "--keep-recent-tokens", "10")
 
 
 def test_a_list_ends_at_its_limit_and_goes_on_with_its_cursor(shared: Home) -> None:
@@ -501,6 +539,43 @@ def test_a_compaction_archives_what_it_replaces(shared: Home) -> None:
     assert every == archived + present
     assert ITEMS[0] in present
     assert "revision_not_found" in shared.fails(1, "show", session_id, "--revision", "9")
+
+
+def test_a_restore_and_a_rewind_go_back_and_can_be_taken_back(shared: Home) -> None:
+    session_id = shared.session(*ITEMS)
+    shared.ok("compact", session_id, "--force")
+    original = shared.ok("export", session_id, "--revision", "1", "--no-redact")
+    said = shared.ok("restore", session_id, "1").decode()
+    assert said == "revision 3, the one before is archived: 2\n3 entries, now 3\n"
+    assert shared.ok("export", session_id, "--no-redact") == original
+    assert b"has that history already" in shared.ok("rewind", session_id, "3")
+    said = shared.ok("rewind", session_id, "1").decode()
+    assert said == "revision 4, the one before is archived: 3\n3 entries, now 1\n"
+    assert shared.ok("export", session_id, "--no-redact") == ITEMS[0] + b"\n"
+    result = shared.json("restore", session_id, "3")
+    assert (result["archived_revision"], result["entries_after"]) == (4, 3)
+    kinds = [one["kind"] for one in shared.json("revisions", session_id)["revisions"]]
+    assert kinds == ["restore", "rewind", "restore", "compaction"]
+    assert "revision_not_found" in shared.fails(1, "restore", session_id, "9")
+    said = shared.fails(1, "rewind", session_id, "9")
+    assert "not_found" in said
+    assert "what=entry" in said
+    shared.fails(2, "rewind", session_id, "last")
+
+
+def test_a_fork_is_a_session_of_its_own(shared: Home) -> None:
+    session_id = shared.session(*ITEMS)
+    shared.ok("compact", session_id, "--force")
+    forked = shared.ok("fork", session_id).decode().strip()
+    present = shared.ok("export", session_id, "--no-redact")
+    assert shared.ok("export", forked, "--no-redact") == present
+    arguments = ["--revision", "1", "--after", "2", "--id", f"{session_id}-2", "--title", "t"]
+    told = shared.json("fork", session_id, *arguments)["session"]
+    assert (told["session_id"], told["title"]) == (f"{session_id}-2", "t")
+    assert told["parent"] == {"session_id": session_id, "revision": 1}
+    shared.ok("delete", session_id, "--yes")
+    assert shared.ok("export", told["session_id"], "--no-redact") == b"\n".join(ITEMS[:2]) + b"\n"
+    assert "already_exists" in shared.fails(1, "fork", forked, "--id", told["session_id"])
 
 
 def test_a_compaction_takes_a_summary_from_a_file_or_standard_input(
@@ -755,6 +830,10 @@ FORBIDDEN: Final = (
         "export SESSION",
         "revisions SESSION",
         "compact SESSION --force",
+        "restore SESSION 1",
+        "rewind SESSION 0",
+        "fork SESSION",
+        "update SESSION --auto-compact-at 1000",
         "delete SESSION",
         "call protocol.ping",
     ],

@@ -32,6 +32,8 @@ REASONS = {
         "superseded",
         "result_too_large",
         "nothing_to_compact",
+        "no_gain",
+        "breaker_open",
         "cancelled",
         "already_committed",
     ],
@@ -42,7 +44,7 @@ REASONS = {
     1013: ["storage_full", "storage_error", "storage_readonly", "outcome_unknown"],
     1014: ["unsupported_format"],
 }
-"""The table of PROTOCOL.md §6."""
+"""The table of PROTOCOL.md §6, and how automatic compactions end."""
 
 PLACE: errors.Expectation = {"path": "$.limit", "expected": "integer"}
 
@@ -72,6 +74,8 @@ EXAMPLES: list[RpcError] = [
     errors.Superseded(),
     errors.ResultTooLarge(tokens=30_000, context_limit=20_000, parts={"tail": 30_000}),
     errors.NothingToCompact(),
+    errors.NoGain(),
+    errors.BreakerOpen(retry_after_ms=600_000),
     errors.Cancelled(),
     errors.AlreadyCommitted(),
     errors.RevisionNotFound(revision=3),

@@ -28,6 +28,7 @@ from recapd.protocol.methods import (
     COMMON_ERRORS,
     METHODS,
     NOTIFICATIONS,
+    OPERATION_ERRORS,
     SCOPES,
 )
 from recapd.protocol.schema import openrpc_document, openrpc_json, schema_sha256
@@ -179,8 +180,9 @@ def test_an_error_that_any_request_may_meet_is_listed_once() -> None:
 
 
 def test_every_error_can_come_from_somewhere() -> None:
-    met = {*COMMON_ERRORS, *(error for method in METHODS.values() for error in method.errors)}
-    assert met == set(ERRORS)
+    of_requests = {error for method in METHODS.values() for error in method.errors}
+    assert {*COMMON_ERRORS, *OPERATION_ERRORS, *of_requests} == set(ERRORS)
+    assert of_requests.isdisjoint(OPERATION_ERRORS)
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.reason)

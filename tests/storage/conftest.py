@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from recapd.storage.entry import Entry
-from recapd.storage.store import Receipt, Replacement, Session, Store, Tokens
+from recapd.storage.entry import Entry, encode_entry
+from recapd.storage.store import History, Receipt, Replacement, Session, Store, Tokens
 
 Hook = Callable[[sqlite3.Connection, Callable[[], sqlite3.Cursor]], sqlite3.Cursor]
 
@@ -114,12 +114,11 @@ def compact() -> Callable[..., Awaitable[Session]]:
         change = Replacement(
             operation_id,
             archive,
-            history,
-            [],
-            max([begun.next_entry_id, *ids]),
-            Tokens(),
+            History([*map(encode_entry, history)], [], max([begun.next_entry_id, *ids]), Tokens()),
             {},
         )
-        return await store.replace(session_id, change, render=lambda _: b"{}").wait()
+        replaced = await store.replace(session_id, change, render=lambda _: b"{}").wait()
+        assert isinstance(replaced, Session)
+        return replaced
 
     return compact

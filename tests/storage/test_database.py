@@ -36,7 +36,7 @@ from recapd.storage.database import (
 )
 from recapd.storage.errors import StorageError, StorageFull, StorageReadonly, UnknownSession
 from recapd.storage.sqlite import open_store
-from recapd.storage.store import NewItem, NewSession, Query, Session
+from recapd.storage.store import NewItem, NewSession, Parent, Query, Session
 
 ITEM = NewItem(b'{"role":"user","content":"hi"}', 3)
 
@@ -202,6 +202,33 @@ def test_every_migration_that_is_there_is_made() -> None:
     """A file that nobody runs would be found at the worst of times."""
     names = [path.name for path in files("recapd.storage").joinpath("migrations").iterdir()]
     assert sorted(names) == [f"{number:04}.sql" for number in range(1, SCHEMA_VERSION + 1)]
+
+
+async def test_the_store_of_an_older_recapd_is_brought_to_the_present_version(
+    folder: Path,
+) -> None:
+    """PROMISES.md R8: sessions of schema 1 were not forked, and are served as they were."""
+    async with open_store(folder) as store:
+        session = await store.create(NewSession("s"), [ITEM]).wait()
+    db = sqlite3.connect(folder / "store.db", isolation_level=None)
+    db.execute("ALTER TABLE sessions DROP COLUMN parent")
+    db.execute("ALTER TABLE sessions DROP COLUMN auto_compact")
+    db.execute("PRAGMA user_version = 1")
+    older = db.execute("SELECT sql FROM sqlite_schema WHERE sql IS NOT NULL").fetchall()
+    db.close()
+    script = files("recapd.storage").joinpath("migrations", "0001.sql").read_text()
+    first = sqlite3.connect(":memory:")
+    first.executescript(script)
+    made = first.execute("SELECT sql FROM sqlite_schema WHERE sql IS NOT NULL").fetchall()
+    first.close()
+    assert {" ".join(sql.split()) for (sql,) in older} == {" ".join(sql.split()) for (sql,) in made}
+    async with open_store(folder) as store:
+        assert await store.session("s") == session
+        fork = NewSession("fork", parent=Parent("s", 1))
+        made_fork = await store.create(fork).wait()
+    async with open_store(folder) as store:
+        assert await store.session("fork") == made_fork
+        assert (await store.session("fork")).parent == Parent("s", 1)
 
 
 def test_a_migration_that_fails_leaves_the_database_as_it_was(path: Path) -> None:

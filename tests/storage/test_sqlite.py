@@ -34,6 +34,7 @@ from recapd.storage.sqlite import SqliteStore, open_store
 from recapd.storage.store import (
     Appended,
     Event,
+    History,
     NewItem,
     NewSession,
     Order,
@@ -410,7 +411,9 @@ async def test_a_full_disk_leaves_a_compaction_undone_and_to_be_repeated(
         assert await entries(store, "s") == before
         assert list((folder / "archives").rglob("*.*")) == []
         archive = await store.archive(begun, "compaction", "c")
-        change = Replacement("c", archive, [REMINDER], [], 1001, Tokens(), {})
+        change = Replacement(
+            "c", archive, History([encode_entry(REMINDER)], [], 1001, Tokens()), {}
+        )
         await store.replace("s", change, render=lambda _: b"{}").wait()
         assert await entries(store, "s", 1) == before
 
@@ -580,7 +583,9 @@ async def test_a_history_whose_archive_is_gone_is_not_replaced(
             case _:
                 path.rename(tmp_path / "elsewhere")
                 path.symlink_to(tmp_path / "elsewhere")
-        change = Replacement("c", archive, [REMINDER], [], 1001, Tokens(), {})
+        change = Replacement(
+            "c", archive, History([encode_entry(REMINDER)], [], 1001, Tokens()), {}
+        )
         replaced = store.replace("s", change, render=lambda _: b"{}")
         neighbour = store.create(NewSession("t"))
         with pytest.raises(StorageError):
@@ -727,7 +732,9 @@ async def test_a_replaced_history_leaves_no_rows(folder: Path) -> None:
         await store.create(NewSession("s"), [item] * 1500).wait()
         session = await store.session("s")
         archive = await store.archive(session, "rewind", "o")
-        change = Replacement("o", archive, [REMINDER], ["c"], 2000, Tokens(), {})
+        change = Replacement(
+            "o", archive, History([encode_entry(REMINDER)], ["c"], 2000, Tokens()), {}
+        )
         await store.replace("s", change, render=lambda _: b"{}").wait()
         await until_swept(store, folder)
         assert ask(folder, "SELECT count(*) FROM entries") == (1,)

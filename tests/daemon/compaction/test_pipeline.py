@@ -15,7 +15,9 @@ import pytest
 
 from recapd.daemon.compaction.pipeline import Settings, compact_entries, divide, prepare
 from recapd.daemon.compaction.reminder import reminder_item
-from recapd.daemon.compaction.summarise import OfflineSummariser, Source, Summariser, given_summary
+from recapd.daemon.compaction.summarise.base import Source, Summariser, Summary
+from recapd.daemon.compaction.summarise.given import given_summary
+from recapd.daemon.compaction.summarise.offline import OfflineSummariser
 from recapd.daemon.compaction.tokens import count_tokens_of
 from recapd.daemon.compaction.transcript import render
 from recapd.protocol.errors import CompactionFailed, InvalidItem, ResultTooLarge
@@ -71,13 +73,9 @@ class Listening(Summariser):
     def __init__(self) -> None:
         self.sources: list[Source] = []
 
-    @property
-    def quality(self) -> str:
-        return "test"
-
-    async def __call__(self, source: Source) -> str:
+    async def __call__(self, source: Source) -> Summary:
         self.sources.append(source)
-        return f"summary number {len(self.sources)}"
+        return Summary(f"summary number {len(self.sources)}", "model")
 
     @property
     def read(self) -> str:
@@ -423,14 +421,14 @@ class Failing(Listening):
         super().__init__()
         self.failure = failure
 
-    async def __call__(self, source: Source) -> str:
+    async def __call__(self, source: Source) -> Summary:
         await anyio.lowlevel.checkpoint()
         raise self.failure
 
 
 class Blank(Listening):
-    async def __call__(self, source: Source) -> str:
-        return "\n "
+    async def __call__(self, source: Source) -> Summary:
+        return Summary("\n ", "model")
 
 
 @pytest.mark.parametrize(
@@ -462,10 +460,10 @@ async def test_a_cancel_goes_through_and_takes_no_id() -> None:
     """PROTOCOL.md §5.6."""
 
     class Waiting(Listening):
-        async def __call__(self, source: Source) -> str:
+        async def __call__(self, source: Source) -> Summary:
             scope.cancel()
             await anyio.sleep_forever()
-            return "never"
+            return Summary("never", "model")
 
     allocator = Allocator()
     with anyio.CancelScope() as scope:

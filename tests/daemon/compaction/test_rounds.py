@@ -11,7 +11,7 @@ from recapd.daemon.compaction.allowance import (
     summary_characters,
 )
 from recapd.daemon.compaction.pipeline import Settings, divide, prepare
-from recapd.daemon.compaction.summarise import OfflineSummariser
+from recapd.daemon.compaction.summarise.offline import OfflineSummariser
 from recapd.daemon.compaction.tokens import count_tokens_of
 from recapd.protocol.items import Role, item_facts
 from recapd.storage.entry import Entry, Reminder

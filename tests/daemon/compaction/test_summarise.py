@@ -9,13 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recapd.daemon.compaction.summarise import (
-    OfflineSummariser,
-    Source,
-    accept,
-    given_summary,
-    offline_summary,
-)
+from recapd.daemon.compaction.summarise.base import Source, Summary, accept
+from recapd.daemon.compaction.summarise.given import given_summary
+from recapd.daemon.compaction.summarise.offline import OfflineSummariser, offline_summary
 from recapd.daemon.compaction.transcript import render
 from recapd.protocol.errors import CompactionFailed
 from recapd.storage.entry import Entry
@@ -84,7 +80,7 @@ def test_ten_thousand_entries_are_not_all_rendered(monkeypatch: pytest.MonkeyPat
         rendered.append(item)
         return render(item)
 
-    monkeypatch.setattr("recapd.daemon.compaction.summarise.render", counting)
+    monkeypatch.setattr("recapd.daemon.compaction.summarise.offline.render", counting)
     items = [said("assistant", f"step {n} " + "x" * 80) for n in range(10_000)]
     assert "9 9" in offline_summary(source_of(items))
     assert len(rendered) < 200
@@ -209,15 +205,12 @@ def test_a_limit_too_small_for_anything_gives_a_mark(characters_max: int) -> Non
 
 async def test_the_offline_summariser_gives_that_summary() -> None:
     source = source_of([said("user", "hello")])
-    offline = OfflineSummariser()
-    assert await offline(source) == "user: hello"
-    assert offline.quality == "offline"
+    assert await OfflineSummariser()(source) == Summary("user: hello", "offline")
 
 
 async def test_the_clients_own_summary_is_taken_as_it_is() -> None:
     own = given_summary("We fixed\n\nthe build. ")
-    assert await own(Source()) == "We fixed\n\nthe build."
-    assert own.quality == "client"
+    assert await own(Source()) == Summary("We fixed\n\nthe build.", "client")
 
 
 @pytest.mark.parametrize("text", ["", " ", "\n\t\u2028\u00a0", "half \ud83d of an emoji"])

@@ -1,20 +1,16 @@
-"""Summarisers: from what a compaction takes away to the text in its place (PROTOCOL.md §5.2)."""
+"""The summary without a model: the transcript, shortened."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Protocol
 
 import anyio.to_thread
 
 from recapd.daemon.compaction.partition import is_only_reminder
+from recapd.daemon.compaction.summarise.base import Source, Summariser, Summary
 from recapd.daemon.compaction.transcript import render, shorten, spaced
-from recapd.protocol.errors import CompactionFailed
 from recapd.protocol.items import Role, item_facts
 from recapd.storage.entry import Entry
-
-SUMMARY_CHARACTERS_MAX = 8_000
-"""Of an offline summary: about 2 000 tokens of English or code, a tenth of the context limit."""
 
 NOTHING = "There was nothing to summarise."
 
@@ -24,95 +20,36 @@ _BETWEEN = "\n\n"
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """What a summariser may read. Instructions and reminders stay in the history; the body goes."""
-
-    instructions: tuple[Entry, ...] = ()
-    reminders: tuple[Entry, ...] = ()
-    body: tuple[Entry, ...] = ()
-    characters_max: int = SUMMARY_CHARACTERS_MAX  # a bound offline, a wish where a model is asked
-    redact: Callable[[str], str] = str  # what each rendered block must go through first
-
-
-class Summariser(Protocol):
-    """Makes a summary of a kind, its `quality`, that the client is told."""
-
-    @property
-    def quality(self) -> str: ...
-
-    async def __call__(self, source: Source) -> str:
-        """The summary of `source`.
-
-        Raises:
-            CompactionFailed: there is none; a lesser one never takes its place.
-        """
-        ...
-
-
 class OfflineSummariser(Summariser):
-    """Shortens the transcript (`offline_summary`): nothing leaves the process."""
+    """Shortens the transcript (`offline_summary`): nothing leaves the process.
 
-    @property
-    def quality(self) -> str:
-        return "offline"
+    No code can follow the caller's `focus`, so it stands in front for whoever reads the summary.
+    """
 
-    async def __call__(self, source: Source) -> str:
+    focus: str = ""
+
+    async def __call__(self, source: Source) -> Summary:
         if sum(len(entry.item) for entry in source.body) <= _INLINE_BYTES:
-            return offline_summary(source)
+            return Summary(offline_summary(source, self.focus), "offline")
         # In a thread, for an item may have 16 MiB; it reads few, so a cancel does not wait long.
-        return await anyio.to_thread.run_sync(offline_summary, source)
+        summary = await anyio.to_thread.run_sync(offline_summary, source, self.focus)
+        return Summary(summary, "offline")
 
 
-@dataclass(frozen=True, slots=True)
-class GivenSummary(Summariser):
-    """Hands over a summary that the client wrote."""
-
-    text: str
-
-    @property
-    def quality(self) -> str:
-        return "client"
-
-    async def __call__(self, source: Source) -> str:
-        return self.text
-
-
-def given_summary(text: str) -> GivenSummary:
-    """A summariser that hands over `text`.
-
-    Raises:
-        CompactionFailed: `text` cannot be a summary (stage `accept`).
-    """
-    return GivenSummary(accept(text))
-
-
-def accept(text: str) -> str:
-    """The summary `text` without white space around it.
-
-    Raises:
-        CompactionFailed: it is blank, or has a lone surrogate, which is not text (stage `accept`).
-    """
-    text = text.strip()
-    if not text:
-        raise CompactionFailed(stage="accept", hint="The summary is empty.")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise CompactionFailed(stage="accept", hint="The summary is not valid Unicode.") from error
-    return text
-
-
-def offline_summary(source: Source) -> str:
+def offline_summary(source: Source, focus: str = "") -> str:
     """The transcript of the body in at most `characters_max` characters, always the same.
 
     Where it does not fit, long blocks are shortened inside, though not below a quarter of the room.
     Where that is not enough, what is kept are blocks of the beginning (a third of the room) and of
     the end, and marks that say which entries are missing. The last user message is kept whole if it
-    fits into half the room. Only what is kept is rendered.
+    fits into half the room. Only what is kept is rendered. `focus` gets an eighth of the room.
     """
     body, characters_max = source.body, source.characters_max
     if not body:
         return NOTHING
+    asked_for = f"Asked for most: {source.redact(focus)}" if focus else ""
+    asked_for = shorten(asked_for, characters_max // 8)
+    characters_max -= len(asked_for + _BETWEEN) if asked_for else 0
 
     @cache
     def block(position: int) -> str:
@@ -139,7 +76,8 @@ def offline_summary(source: Source) -> str:
 
         room = room - room // 3 + _keep(kept, rest, room // 3, shortened)
         _keep(kept, reversed(rest), room, shortened)
-    return shorten(_BETWEEN.join(_with_marks(kept, body)), characters_max)
+    transcript = shorten(_BETWEEN.join(_with_marks(kept, body)), characters_max)
+    return f"{asked_for}{_BETWEEN}{transcript}" if asked_for else transcript
 
 
 def _fits(lengths: Iterable[int], room: int) -> bool:
