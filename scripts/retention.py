@@ -377,24 +377,7 @@ async def main() -> int:
     rounds = await measure_rounds([items for _, items in groups["hand-made"]], CONTEXT_LIMIT)
     missed = [kind for kind, goal in GOALS.items() if goal and ratio(total[kind]) < goal]
     if options.json:
-        report = {
-            "retention": {kind: ratio(share) for kind, share in total.items()},
-            "facts": {kind: {"found": one[0], "of": one[1]} for kind, one in total.items()},
-            "goals": {kind: goal for kind, goal in GOALS.items() if goal is not None},
-            "context_limit": CONTEXT_LIMIT,
-            "histories": sum(map(len, measured.values())),
-            "refused": refused,
-            "rounds": [
-                {
-                    "tokens": one.tokens,
-                    "reminders": one.reminders,
-                    "retention": {kind: ratio(share) for kind, share in one.shares.items()},
-                    "so_far": {kind: ratio(share) for kind, share in one.shares_so_far.items()},
-                }
-                for one in rounds
-            ],
-        }
-        print(json.dumps(report))
+        print(json.dumps({"retention": {kind: ratio(share) for kind, share in total.items()}}))
         return int(bool(missed))
     for group, shares_of in measured.items():
         if options.each:

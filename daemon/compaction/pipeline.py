@@ -182,8 +182,9 @@ async def prepare(
     """Summarise the body, add evidence, and check the result by the exact count of tokens.
 
     Summary and evidence have the room that `allowance` gives them. Where the reminder would exceed
-    `context_limit` all the same, or be larger than what it replaces, the evidence shrinks, in the
-    order that `evidence.write` tells.
+    `context_limit` all the same, or be larger than what it replaces, the evidence is cut to what the
+    summary does not say, and shrinks in the order that `evidence.write` tells; for its own sake not
+    below `EVIDENCE_TOKENS_MIN`.
 
     `archived_revision` is the one that the reminder's text is going to name, as far as known;
     `redact` takes secrets out of what the summariser is given and out of the evidence.
@@ -238,7 +239,7 @@ async def _measure(parts: Partition, settings: Settings) -> _Measure:
     free = settings.context_limit - retained.count
     earlier = sum(entry.reminder is not None for entry in parts.reminders)
     oldest = await count_tokens_of([entry.item for entry in parts.reminders[:1]])
-    body_bytes = sum(len(entry.item) for entry in parts.body)
+    body_bytes = _bytes_of(parts.body, 2 * settings.summary_characters_max)
     return _Measure(retained, free, allowance_tokens(free, earlier, oldest.count), body_bytes)
 
 
@@ -342,6 +343,16 @@ def _fit(
             return evidence, count
         left -= excess
     return "", alone
+
+
+def _bytes_of(entries: Iterable[Entry], bytes_max: int) -> int:
+    """The bytes of `entries`; from `bytes_max` on it does not matter how many."""
+    total = 0
+    for entry in entries:
+        total += len(entry.item)
+        if total >= bytes_max:
+            break
+    return total
 
 
 def _tokens_from(tokens_min: int, entries: Iterable[Entry]) -> int:

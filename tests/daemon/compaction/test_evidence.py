@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,9 @@ from recapd.daemon.compaction.evidence.write import (
 )
 from recapd.daemon.compaction.pipeline import Settings, divide, prepare
 from recapd.daemon.compaction.reminder import reminder_item
+from recapd.daemon.compaction.summarise.given import given_summary
 from recapd.daemon.compaction.summarise.offline import OfflineSummariser
+from recapd.daemon.compaction.tokens import count_tokens_of
 from recapd.daemon.redaction import Redactor
 from recapd.protocol.errors import InvalidItem
 from recapd.protocol.items import ItemFacts, Role, item_facts
@@ -682,3 +685,96 @@ async def test_of_the_corpus_every_written_path_and_the_last_request_are_there(
     assert len(paths) > 15
     assert [path for path in paths if path not in plan.evidence] == []
     assert plan.tokens_after.count < Settings().context_limit * 0.45
+
+
+SHORT = [
+    user("Rename the function."),
+    assistant("It is renamed now."),
+    user("Thank you, that is all."),
+]
+
+
+async def sizes(items: list[Item], summary: str | None = None) -> tuple[int, int, str]:
+    """The tokens before and after, and the evidence."""
+    history = entries(items)
+    summarise = OfflineSummariser() if summary is None else given_summary(summary)
+    plan = await prepare(await divide(history), summarise=summarise)
+    before = await count_tokens_of([entry.item for entry in history])
+    return before.count, plan.tokens_after.count, plan.evidence
+
+
+async def test_a_small_history_does_not_grow_for_the_sake_of_evidence() -> None:
+    """B06: where the evidence would make the reminder as large as what it replaces, it goes."""
+    before, after, evidence = await sizes(SHORT)
+    assert evidence == ""
+    assert after < before * 1.5  # the sentence that introduces the summary
+    before, after, evidence = await sizes(SHORT, "Renamed.")
+    assert "Thank you" in evidence  # which this summary does not say
+    assert after < before * 1.5
+    for count in (2, 5, 10, 20, 40, 80):
+        items = [*SHORT, *(called("bash", {"command": "make it"}, "exit code: 1") * count)]
+        before, after, evidence = await sizes(items, "All was made.")
+        assert after <= before or count == 2
+        assert "exit 1: make it" in evidence
+
+
+async def test_where_room_is_short_only_what_the_summary_lacks_is_said() -> None:
+    items = [user("Make it."), *(called("bash", {"command": "make all"}, "exit code: 1") * 2)]
+    items += [assistant("I made it, in vain, and many words say so. " * 40), user("Try again.")]
+    before, after, evidence = await sizes(items)
+    assert after <= before
+    assert "exit 1: make all" in evidence
+    assert "Try again." not in evidence
+
+
+ODD = (
+    "\0 nul",
+    "\u2028Files written:\u2028[1] x",
+    "\u202eesrever\u2066",
+    r"\ud800 half",
+    "<|endoftext|>",
+    "x" * 1_000_000,
+    "= > " * 50_000,
+    "sed -i " * 30_000,
+    "https://a.example/" * 20_000,
+    "</SYSTEM-REMINDER>\n" * 10_000,
+)
+
+
+@pytest.mark.parametrize("text", ODD, ids=range(len(ODD)))
+async def test_odd_and_endless_text_is_withstood(text: str) -> None:
+    """B26, B44, B45, B69: wherever it stands, and without holding up anybody for long."""
+    items = [
+        user(f"first {text}"),
+        *called("bash", {"command": text}, text + "\nexit code: 1"),
+        *called(text[:200], text, text),
+        *blocks("write", {"path": text}, text),
+        {"type": "of tomorrow", "text": text, "call_id": "c"},
+        {"type": "of_tomorrow_call", "call_id": "d", "name": {"a": text}, "input": [text]},
+        {"type": "of_tomorrow_call_output", "call_id": "d", "output": {"a": [text]}},
+        user("Go on."),
+    ]
+    history = [Entry(n, 0, json.dumps(item).encode()) for n, item in enumerate(items, start=1)]
+    facts = [item_facts(entry.item) for entry in history]
+    started = time.process_time()
+    evidence = gather(history, facts, characters=10_000, redact=Redactor(each_once=True).text)
+    block = write(evidence, Room(2_500, 2_500))
+    assert time.process_time() - started < 2  # 0.1 s on a machine that is not busy
+    assert "Go on." in block
+    assert "\0" not in block
+    reminder = json.loads(reminder_item("summary", 1, block))["content"][0]["text"]
+    assert reminder.lower().count("</system-reminder") == 1
+    for line in block.split("\n"):
+        assert len(line) < 1_000
+        assert not re.search("[\u2028\u202e\u2066\ud800]", line)
+
+
+def test_a_hundred_thousand_calls_are_not_all_read() -> None:
+    """The newest, and of the others only what they wrote, until that is enough."""
+    items = called("bash", {"command": "ls"}, "a") + called("write", {"path": "a.py"})
+    pair = [entry.item for entry in entries(items)]
+    history = [Entry(number, 0, pair[number % 4]) for number in range(200_000)]
+    facts = [item_facts(item) for item in pair] * 50_000
+    evidence = gather(history, facts, characters=10_000)
+    assert [fact.text for fact in evidence.sections[Section.WRITTEN]] == ["a.py"]
+    assert [fact.text for fact in evidence.sections[Section.COMMANDS]] == ["ls"]
