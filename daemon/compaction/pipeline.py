@@ -182,9 +182,9 @@ async def prepare(
     """Summarise the body, add evidence, and check the result by the exact count of tokens.
 
     Summary and evidence have the room that `allowance` gives them. Where the reminder would exceed
-    `context_limit` all the same, or be larger than what it replaces, the evidence is cut to what the
-    summary does not say, and shrinks in the order that `evidence.write` tells; for its own sake not
-    below `EVIDENCE_TOKENS_MIN`.
+    `context_limit` all the same, or be larger than what it replaces, the evidence is cut to what
+    the summary does not say, and shrinks in the order that `evidence.write` tells; for its own sake
+    not below `EVIDENCE_TOKENS_MIN`.
 
     `archived_revision` is the one that the reminder's text is going to name, as far as known;
     `redact` takes secrets out of what the summariser is given and out of the evidence.
