@@ -492,6 +492,7 @@ async def test_calls_stay_with_their_outputs_and_pieces_are_even() -> None:
     assert all(SUMMARY in exchange.text for exchange in stub.requests[1:])
 
 
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])  # five seconds that tell nothing twice
 async def test_three_million_tokens_pass_through_a_window_of_32_000() -> None:
     """No history is too long; every message is sent once, and no request is too large."""
     text = "the quick brown fox jumps over a lazy dog and runs. " * 80  # about 1 000 tokens
