@@ -25,7 +25,8 @@ ORDER: Final = (
     *("session.create", "session.append", "session.list", "session.get"),
     *("session.subscribe", "session.unsubscribe", "session.events"),
     *("session.compact", "operation.get", "operation.cancel"),
-    *("session.revisions", "session.export", "session.update", "session.delete"),
+    *("session.revisions", "session.restore", "session.rewind", "session.fork"),
+    *("session.export", "session.update", "session.delete"),
     "server.shutdown",
 )
 """In which one example makes what the next needs."""
