@@ -43,7 +43,7 @@ from recapd.protocol.messages import (
     PlannedRequest,
 )
 from recapd.storage.entry import Entry, Reminder, decode_entry, encode_entry
-from recapd.storage.errors import Conflict, OutcomeUnknown, SessionClosed, StorageError, StoreError
+from recapd.storage.errors import OutcomeUnknown, SessionClosed, StorageError, StoreError
 from recapd.storage.pending import Pending
 from recapd.storage.store import (
     Expect,
@@ -171,14 +171,14 @@ class Compactions:
         session = await self._store.session(session_id)
         if session.state == "archived":
             raise SessionClosed
-        at = session.revision, session.generation
-        if expect.revision not in (None, at[0]) or expect.generation not in (None, at[1]):
-            raise Conflict(*at)
+        expect.check(session.revision, session.generation)
         parts = await pipeline.divide(await self._entries(session, 0), settings)
         if parts.nothing_to_summarise and not force:
             raise NothingToCompact
         redact = redactor.text if redactor else str
-        request = await summarise.first_request(await pipeline.source_of(parts, settings, redact))
+        room = await pipeline.measure(parts, settings)
+        source = pipeline.source_of(parts, room, settings, redact)
+        request = await summarise.first_request(source)
 
         async def part(entries: Sequence[Entry]) -> PlannedPart:
             tokens = await count_tokens_of([entry.item for entry in entries])

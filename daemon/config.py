@@ -11,6 +11,7 @@ and socket into one folder. How models are asked stands in tables, only in the f
     window_tokens = 128000
 """
 
+import contextlib
 import hashlib
 import os
 import tomllib
@@ -220,15 +221,13 @@ def _value(kind: Any, value: object, where: str, least: int, most: int) -> objec
             return value.lower() in ("true", "1", "yes")
         problem = "true or false"
     elif kind in (int, float):
-        try:
-            number = (
-                int(value) if isinstance(value, int | str) and not isinstance(value, bool) else None
-            )
-        except ValueError:
-            number = None
+        number: int | float | None = None
+        if isinstance(value, int | str | kind) and not isinstance(value, bool):
+            with contextlib.suppress(ValueError, OverflowError):
+                number = kind(value)
         if number is not None and least <= number <= most:
             return number
-        problem = f"a whole number from {least} to {most}"
+        problem = f"a {'whole ' if kind is int else ''}number from {least} to {most}"
     elif kind is str:
         if isinstance(value, str):
             return value

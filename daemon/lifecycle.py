@@ -171,6 +171,9 @@ async def _drain(service: Service) -> None:
         while len(service.compactions):
             await service.compactions.ended.wait()
     service.compactions.cancel_all()
+    with anyio.move_on_after(_LAST_WORDS_S):  # what it still waits for is a commit, or a thread
+        while len(service.compactions):
+            await service.compactions.ended.wait()
     if not service.stopping.hurried:
         # Whoever waited for one is still told how it ended.
         with anyio.move_on_after(_LAST_WORDS_S):

@@ -24,7 +24,7 @@ from recapd.protocol.errors import NotFound, Superseded
 from recapd.protocol.items import item_facts
 from recapd.protocol.messages import ReplaceResult
 from recapd.storage.entry import decode_entry
-from recapd.storage.errors import Conflict, RevisionUnknown, SessionClosed
+from recapd.storage.errors import RevisionUnknown, SessionClosed
 from recapd.storage.pending import Pending
 from recapd.storage.store import (
     Expect,
@@ -124,7 +124,7 @@ class Past:
                 made.resolve(replayed)
                 return made
             source = await self._store.session(session_id)
-            _check(source, expect)
+            expect.check(source.revision, source.generation)
             chosen: Session | Revision = source
             if revision not in (None, source.revision):
                 chosen = await self._archived(session_id, revision)
@@ -157,7 +157,7 @@ class Past:
             if replayed is not None:
                 return replayed
             present = await self._store.session(session_id)
-            _check(present, expect)
+            expect.check(present.revision, present.generation)
             if present.state == "archived":
                 raise SessionClosed
             chosen = await choose(present)
@@ -251,12 +251,6 @@ class Past:
             raise NotFound("entry")
         whole = len(lines) == history.entries
         return _Past(ids, lines, calls, history.tokens if whole else Tokens(0, estimated))
-
-
-def _check(session: Session, expect: Expect) -> None:
-    at = session.revision, session.generation
-    if expect.revision not in (None, at[0]) or expect.generation not in (None, at[1]):
-        raise Conflict(*at)
 
 
 def _result(operation_id: str, before: Session, after: Session) -> ReplaceResult:

@@ -363,6 +363,8 @@ async def main() -> int:
     groups = {"hand-made": list(hand_made(ROOT / "tests/data/histories"))}
     if not options.no_corpus:
         groups["corpus"] = list(of_corpus(ROOT.parent / "shared/corpus"))
+        if not groups["corpus"]:
+            print("the corpus is not here: only the hand-made histories", file=sys.stderr)
     measured: dict[str, dict[str, Shares]] = {}
     refused: list[str] = []
     for group, histories in groups.items():
@@ -374,7 +376,6 @@ async def main() -> int:
             else:
                 measured[group][name] = shares
     total = add(shares for histories in measured.values() for shares in histories.values())
-    rounds = await measure_rounds([items for _, items in groups["hand-made"]], CONTEXT_LIMIT)
     missed = [kind for kind, goal in GOALS.items() if goal and ratio(total[kind]) < goal]
     if options.json:
         print(json.dumps({"retention": {kind: ratio(share) for kind, share in total.items()}}))
@@ -385,6 +386,7 @@ async def main() -> int:
                 print("\n".join(table(name, {name: shares})))
         if shares_of:
             print("\n".join((*table(group, shares_of), "")))
+    rounds = await measure_rounds([items for _, items in groups["hand-made"]], CONTEXT_LIMIT)
     print("\n".join((*table_of_rounds(rounds), "")))
     if refused:
         print(f"too large for {CONTEXT_LIMIT} tokens, so not compacted: {', '.join(refused)}")

@@ -18,7 +18,6 @@ from msgspec import structs
 from recapd.storage.entry import Entry, encode_entry
 from recapd.storage.errors import (
     CompactionRunning,
-    Conflict,
     SessionClosed,
     SessionExists,
     StorageError,
@@ -217,12 +216,6 @@ class Ledger:
             row = self._rows[session_id] = find_session(self._db, session_id)
         return row
 
-    @staticmethod
-    def _check(row: SessionRow, expect: Expect) -> None:
-        revision, generation = expect.revision, expect.generation
-        if revision not in (None, row.revision) or generation not in (None, row.generation):
-            raise Conflict(row.revision, row.generation)
-
     def _event(
         self,
         row: SessionRow,
@@ -366,7 +359,7 @@ class Ledger:
         operation_id: str | None,
     ) -> Appended:
         row = self._row(session_id)
-        self._check(row, expect)
+        expect.check(row.revision, row.generation)
         if row.state == "archived":
             raise SessionClosed
         first = row.next_entry_id
@@ -389,7 +382,7 @@ class Ledger:
         operation_id: str | None,
     ) -> Session:
         row = self._row(session_id)
-        self._check(row, expect)
+        expect.check(row.revision, row.generation)
         for name in changes.__struct_fields__:
             value = getattr(changes, name)
             if value is not msgspec.UNSET:
@@ -410,7 +403,7 @@ class Ledger:
         if replayed := find_replayed(self._db, receipt):
             return replayed
         row = self._row(session_id)
-        self._check(row, expect)
+        expect.check(row.revision, row.generation)
         if row.state == "archived":
             raise SessionClosed
         if row.running is not None:
@@ -503,7 +496,7 @@ class Ledger:
             row = self._row(session_id)
         except UnknownSession:
             return False
-        self._check(row, expect)
+        expect.check(row.revision, row.generation)
         if row.running is not None:
             reason: dict[str, object] = {"reason": "session_deleted"}
             self._finish(row, row.running, "cancelled", lambda: ended, reason)

@@ -98,9 +98,7 @@ class _State(msgspec.Struct):
         if session_id not in self.sessions:
             raise errors.UnknownSession
         kept = self.sessions[session_id] = copy.copy(self.sessions[session_id])
-        at = kept.session.revision, kept.session.generation
-        if expect.revision not in (None, at[0]) or expect.generation not in (None, at[1]):
-            raise errors.Conflict(*at)
+        expect.check(kept.session.revision, kept.session.generation)
         return kept
 
     def replay(self, receipt: Receipt) -> Replayed | None:

@@ -15,6 +15,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from recapd.storage.errors import Conflict
 from recapd.storage.pending import Pending
 
 Durability = Literal["durable", "transient"]
@@ -121,6 +122,11 @@ class Expect(msgspec.Struct, frozen=True):
 
     revision: int | None = None
     generation: int | None = None
+
+    def check(self, revision: int, generation: int) -> None:
+        """Raises Conflict unless these, the present ones, are expected."""
+        if self.revision not in (None, revision) or self.generation not in (None, generation):
+            raise Conflict(revision, generation)
 
 
 NOTHING_EXPECTED = Expect()

@@ -11,13 +11,14 @@ def test_each_measurement_of_the_dispatcher_is_there(project_root: Path) -> None
         [project_root / "scripts/bench"], capture_output=True, text=True, check=False
     )
     assert usage.returncode == 2
-    assert "scripts/bench retention [--json]" in usage.stderr
-    assert (project_root / "scripts/retention.py").is_file()
+    for name in ("retention", "overhead"):
+        assert f"scripts/bench {name} [--json]" in usage.stderr
+        assert (project_root / f"scripts/{name}.py").is_file()
 
 
-def retention(project_root: Path, *options: str) -> str:
+def measure(project_root: Path, *arguments: str) -> str:
     run = subprocess.run(
-        [sys.executable, "-m", "scripts.retention", "--no-corpus", *options],
+        [sys.executable, "-m", *arguments],
         cwd=project_root,
         capture_output=True,
         text=True,
@@ -28,7 +29,7 @@ def retention(project_root: Path, *options: str) -> str:
 
 
 def test_retention_prints_shares_of_one_and_reaches_its_goals(project_root: Path) -> None:
-    report = json.loads(retention(project_root, "--json"))
+    report = json.loads(measure(project_root, "scripts.retention", "--no-corpus", "--json"))
     assert report.keys() == {"retention"}
     shares = report["retention"]
     assert {
@@ -43,10 +44,23 @@ def test_retention_prints_shares_of_one_and_reaches_its_goals(project_root: Path
 
 def test_retention_prints_what_it_found_and_every_round(project_root: Path) -> None:
     """The measure itself finds something, and the size stays bounded."""
-    lines = [line.split() for line in retention(project_root).splitlines()]
+    printed = measure(project_root, "scripts.retention", "--no-corpus")
+    lines = [line.split() for line in printed.splitlines()]
     found = {line[0]: int(line[2]) for line in lines if len(line) > 2 and line[2].isdecimal()}
     assert found["written_paths"] > 15
     assert found["commands_with_status"] > 25
     rounds = [line for line in lines if line and line[0].isdecimal() and line[1].isdecimal()]
     assert [int(line[0]) for line in rounds[-15:]] == [*range(1, 16)]
     assert all(int(line[1]) <= 20_000 and int(line[2]) <= 11 for line in rounds[-15:])
+
+
+def test_overhead_prints_the_whole_and_its_parts(project_root: Path) -> None:
+    printed = measure(project_root, "scripts.overhead", "--json", "--items", "20")
+    by_kind = json.loads(printed)["overhead_ms"]["20"]
+    assert by_kind.keys() == {"offline", "chat", "parts"}
+    assert by_kind["parts"].keys() == {
+        *("read", "divide", "render", "count", "evidence", "archive", "commit"),
+    }
+    assert all(part > 0 for part in by_kind["parts"].values())
+    assert by_kind["offline"]["whole"] > by_kind["offline"]["request"] == 0
+    assert by_kind["chat"]["whole"] > by_kind["chat"]["request"] > 0

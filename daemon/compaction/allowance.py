@@ -20,6 +20,9 @@ WHOLE_CHARACTERS_MAX = 3_000
 EVIDENCE_PART = 8
 """Of `context_limit`: more retains little more (`scripts/bench retention`), and takes time."""
 
+EVIDENCE_TOKENS_MIN = 500
+"""For what the summary does not say already, however little the reminder replaces."""
+
 _PARTS = [1 / (number + 1) for number in range(REMINDERS_MAX + 1)]
 _SHARES = [part / sum(_PARTS[number:]) for number, part in enumerate(_PARTS)]
 

@@ -20,6 +20,7 @@ import anyio.lowlevel
 import anyio.to_thread
 
 from recapd.daemon.compaction.allowance import (
+    EVIDENCE_TOKENS_MIN,
     allowance_tokens,
     evidence_tokens,
     summary_characters,
@@ -52,9 +53,6 @@ SLICE_BYTES = 1_000_000
 
 ENTRY_BYTES = 2_000
 """What looking at an item costs however short it is, in bytes of a long one."""
-
-EVIDENCE_TOKENS_MIN = 500
-"""For what the summary does not say already, however small the body is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,8 +191,8 @@ async def prepare(
         CompactionFailed: the summariser has none (its own stage), or not one to keep (`accept`).
         ResultTooLarge: more than `context_limit` tokens; `data` has the `parts` they come from.
     """
-    room = await _measure(parts, settings)
-    source = _source(parts, room, settings, redact, progress)
+    room = await measure(parts, settings)
+    source = source_of(parts, room, settings, redact, progress)
     progress("summarise", 0, 1)
     summary = await summarise(source)
     text = accept(summary.text)
@@ -215,13 +213,8 @@ async def prepare(
     return Plan(parts, text, evidence, summary.quality, summary.attempts, tokens_after)
 
 
-async def source_of(parts: Partition, settings: Settings, redact: Callable[[str], str]) -> Source:
-    """What `prepare` gives to the summariser."""
-    return _source(parts, await _measure(parts, settings), settings, redact, _tell_nobody)
-
-
 @dataclass(frozen=True, slots=True)
-class _Measure:
+class Measure:
     """In tokens: what is retained, what is free beside it, and the part for the new reminder; and
     the size of what that replaces.
     """
@@ -232,7 +225,8 @@ class _Measure:
     body_bytes: int
 
 
-async def _measure(parts: Partition, settings: Settings) -> _Measure:
+async def measure(parts: Partition, settings: Settings) -> Measure:
+    """How much room there is."""
     retained = await count_tokens_of(
         [entry.item for part in _retained(parts).values() for entry in part]
     )
@@ -240,16 +234,17 @@ async def _measure(parts: Partition, settings: Settings) -> _Measure:
     earlier = sum(entry.reminder is not None for entry in parts.reminders)
     oldest = await count_tokens_of([entry.item for entry in parts.reminders[:1]])
     body_bytes = _bytes_of(parts.body, 2 * settings.summary_characters_max)
-    return _Measure(retained, free, allowance_tokens(free, earlier, oldest.count), body_bytes)
+    return Measure(retained, free, allowance_tokens(free, earlier, oldest.count), body_bytes)
 
 
-def _source(
+def source_of(
     parts: Partition,
-    room: _Measure,
+    room: Measure,
     settings: Settings,
     redact: Callable[[str], str],
-    progress: Progress,
+    progress: Progress = _tell_nobody,
 ) -> Source:
+    """What the summariser is given."""
     return Source(
         parts.instructions,
         parts.reminders,

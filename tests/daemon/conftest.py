@@ -11,7 +11,7 @@ import tempfile
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,13 +21,14 @@ import pytest
 
 from recapd.daemon.compaction.summarise.base import Source, Summary
 from recapd.daemon.compaction.summarise.offline import OfflineSummariser
+from recapd.daemon.compactions import Compactions
 from recapd.daemon.config import Settings, resolve
 from recapd.daemon.lifecycle import ExitCode, serve
 from recapd.protocol.errors import from_wire
 
 Message = dict[str, Any]
 
-WAIT_S = 15
+WAIT_S = 60
 """For anything that should happen at once; the machine may have other things to do."""
 
 
@@ -360,3 +361,30 @@ async def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
 
     monkeypatch.setattr(OfflineSummariser, "__call__", wait)
     return gate
+
+
+@dataclass
+class HeldCommit:
+    """Holds up the step of a compaction that cannot be cancelled, until `go` is set."""
+
+    reached: anyio.Event = field(default_factory=anyio.Event)
+    go: anyio.Event = field(default_factory=anyio.Event)
+
+
+@pytest.fixture
+def hold_commits(monkeypatch: pytest.MonkeyPatch) -> Callable[[], HeldCommit]:
+    """Holds up the commit of each compaction from the call on."""
+
+    def hold() -> HeldCommit:
+        held = HeldCommit()
+        commit: Any = getattr(Compactions, "_commit")  # noqa: B009
+
+        async def wait(self: Compactions, *arguments: object) -> object:
+            held.reached.set()
+            await held.go.wait()
+            return await commit(self, *arguments)
+
+        monkeypatch.setattr(Compactions, "_commit", wait)
+        return held
+
+    return hold

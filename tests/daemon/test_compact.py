@@ -12,9 +12,18 @@ from typing import Any
 import anyio
 import pytest
 from msgspec import structs
-from tests.daemon.conftest import WAIT_S, Daemon, Gate, Message, Peer, notification, request, user
+from tests.daemon.conftest import (
+    WAIT_S,
+    Daemon,
+    Gate,
+    HeldCommit,
+    Message,
+    Peer,
+    notification,
+    request,
+    user,
+)
 
-from recapd.daemon.compactions import Compactions
 from recapd.protocol.errors import (
     AlreadyCommitted,
     Cancelled,
@@ -33,6 +42,7 @@ from recapd.storage.sqlite import SqliteStore
 from recapd.storage.store import Kind, Revision, Session
 
 Start = Callable[..., AbstractAsyncContextManager[Daemon]]
+HoldCommits = Callable[[], HeldCommit]
 
 SYSTEM: Message = {"role": "system", "content": "be brief"}
 DEVELOPER: Message = {"role": "developer", "content": [{"type": "input_text", "text": "use tabs"}]}
@@ -754,31 +764,23 @@ async def test_a_waiting_client_that_leaves_cancels_its_compaction(
 
 
 async def test_a_compaction_cancelled_during_its_commit_stands(
-    start: Start, monkeypatch: pytest.MonkeyPatch
+    start: Start, hold_commits: HoldCommits
 ) -> None:
     """DESIGN.md §1: from the commit on a cancel comes too late, and says so."""
-    commit: Any = getattr(Compactions, "_commit")  # noqa: B009  # what cannot be cancelled
-    reached, may_go_on = anyio.Event(), anyio.Event()
-
-    async def slow(self: Compactions, *arguments: object) -> object:
-        reached.set()
-        await may_go_on.wait()
-        return await commit(self, *arguments)
-
-    monkeypatch.setattr(Compactions, "_commit", slow)
     async with start() as daemon, daemon.connect() as peer, daemon.connect() as other:
         await peer.call("session.create", session_id="a", items=[user("x")])
+        held = hold_commits()
         compact = await peer.ask("session.compact", session_id="a", operation_id="op")
         try:
             with anyio.fail_after(WAIT_S):
-                await reached.wait()
+                await held.reached.wait()
             cancel = await other.ask("operation.cancel", operation_id="op")
             late = await other.ask("session.append", session_id="a", items=[user("late")])
             await other.call("protocol.ping")
             await peer.say(notification("$/cancelRequest", id=compact))
             await peer.call("protocol.ping")
         finally:
-            may_go_on.set()
+            held.go.set()
         answer = await peer.answer(compact)
         if "error" in answer:
             assert answer["error"]["data"]["reason"] == "request_cancelled"

@@ -8,9 +8,18 @@ from typing import Any
 
 import anyio
 import pytest
-from tests.daemon.conftest import WAIT_S, Daemon, Gate, Message, Peer, notification, request, user
+from tests.daemon.conftest import (
+    WAIT_S,
+    Daemon,
+    Gate,
+    HeldCommit,
+    Message,
+    Peer,
+    notification,
+    request,
+    user,
+)
 
-from recapd.daemon.compactions import Compactions
 from recapd.protocol.errors import (
     AlreadyCommitted,
     AlreadyExists,
@@ -29,6 +38,7 @@ from recapd.storage.sqlite import SqliteStore
 from recapd.storage.store import Kind, Receipt, Replacement, Replayed, Revision, Session
 
 Start = Callable[..., AbstractAsyncContextManager[Daemon]]
+HoldCommits = Callable[[], HeldCommit]
 
 CALL: Message = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
 OUTPUT: Message = {"type": "function_call_output", "call_id": "c", "output": "done"}
@@ -457,28 +467,20 @@ async def test_a_compaction_that_waits_for_its_commit_is_superseded(
 
 
 async def test_a_compaction_that_is_being_committed_comes_first(
-    start: Start, folder: Path, monkeypatch: pytest.MonkeyPatch
+    start: Start, folder: Path, hold_commits: HoldCommits
 ) -> None:
     """DESIGN.md §1: one after the other in the session's actor; both are there."""
-    commit: Any = getattr(Compactions, "_commit")  # noqa: B009  # what cannot be cancelled
-    reached, may_go_on = anyio.Event(), anyio.Event()
-
-    async def slow(self: Compactions, *arguments: object) -> object:
-        reached.set()
-        await may_go_on.wait()
-        return await commit(self, *arguments)
-
     async with start() as daemon, daemon.connect() as peer, daemon.connect() as other:
         await compacted(peer)
-        monkeypatch.setattr(Compactions, "_commit", slow)
+        held = hold_commits()
         try:
             compact = await peer.ask("session.compact", session_id="a")
             with anyio.fail_after(WAIT_S):
-                await reached.wait()
+                await held.reached.wait()
             restore = await other.ask("session.restore", session_id="a", revision=1)
             await other.call("protocol.ping")
         finally:
-            may_go_on.set()
+            held.go.set()
         assert (await peer.result(compact))["session"]["generation"] == 2
         result = await other.result(restore)
         assert (result["archived_revision"], result["session"]["generation"]) == (4, 3)

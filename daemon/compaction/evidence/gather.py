@@ -14,6 +14,7 @@ ends. What is never full is bounded otherwise:
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 import msgspec
 
@@ -97,7 +98,8 @@ def gather(
 ) -> Evidence:
     """The facts of `body`, whose items are what `facts` say, and the open calls of `tail`.
 
-    What reminders of our own among `dropped` say comes after all that the body says. `characters`
+    What reminders of our own say, among `dropped` and at the head of `body`, where they are when
+    they were folded into it, comes after all that the body says. `characters`
     are those of all lists together, of which each may have twice its `Section.percent`. Secrets are
     taken out by `redact` before anything is cut, since half a secret would not be known for one.
     Never raises for the sake of an item's contents; what `checkpoint` raises ends it.
@@ -112,7 +114,8 @@ def gather(
         for position in range(stop - 1, max(stop - _ENTRIES_AT_ONCE, 0) - 1, -1):
             gatherer.look(body[position], facts[position])
     gatherer.look_at_stray_outputs()
-    for entry in reversed(dropped):
+    folded = takewhile(lambda entry: entry.reminder is not None, body)
+    for entry in reversed([*dropped, *folded]):
         if entry.reminder is not None:  # nobody else's text is taken for evidence of ours
             gatherer.carry(entry)
     return gatherer.evidence()

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Final, Self, TypeVar
 
 import anyio
+import anyio.to_thread
 import httpx
 import msgspec
 import stamina
@@ -122,9 +123,9 @@ class Caller:
         self,
         prompt: Prompt,
         judge: Callable[[Answer], T],
-        heard: Callable[[int], None] = lambda characters: None,
+        heard: Callable[[int], None],
     ) -> T:
-        """What `judge` makes of the answer. `heard` is told how many characters have come.
+        """What `judge` makes of the answer, in a thread. `heard` is told how many characters came.
 
         Raises:
             ProviderFailed: there is no answer that `judge` takes.
@@ -186,7 +187,8 @@ class Caller:
             except (httpx.HTTPError, httpx.StreamError, httpx.InvalidURL) as error:
                 if reading.ending is None:  # otherwise all had been said
                     raise _broken(error, reading) from error
-            result = judge(reading.answer())
+            # Counting tokens takes a second where an answer is one letter again and again.
+            result = await anyio.to_thread.run_sync(judge, reading.answer())
             status = "ok"
             return result
         except ProviderFailed as failure:

@@ -157,7 +157,7 @@ class _Caller(Protocol):
     attempts: list[Attempt]
 
     async def ask(
-        self, prompt: Prompt, judge: Callable[[Answer], T], heard: Callable[[int], None] = ...
+        self, prompt: Prompt, judge: Callable[[Answer], T], heard: Callable[[int], None]
     ) -> T: ...
 
 
@@ -176,10 +176,7 @@ class _Listener(_Caller):
         self.attempts = []
 
     async def ask(
-        self,
-        prompt: Prompt,
-        judge: Callable[[Answer], T],
-        heard: Callable[[int], None] = lambda characters: None,
+        self, prompt: Prompt, judge: Callable[[Answer], T], heard: Callable[[int], None]
     ) -> T:
         raise _Asked(prompt)
 
@@ -234,8 +231,11 @@ class _Work:
         """The positions of what is worth summarising."""
         window_tokens = int(self._settings.window_tokens * self._share)
         output_tokens_max = min(self._settings.output_tokens_max, window_tokens // _QUARTER)
-        focus = shorten_to_tokens(self._focus, window_tokens // _EIGHTH)
+        focus = await anyio.to_thread.run_sync(
+            shorten_to_tokens, self._focus, window_tokens // _EIGHTH
+        )
         make_prompt = partial(grading_prompt, focus=focus, output_tokens_max=output_tokens_max)
+        empty = await anyio.to_thread.run_sync(_size, make_prompt([(0, "")]))
 
         def show(positions: Sequence[int]) -> tuple[str, int]:
             text = shorten_to_tokens(
@@ -245,7 +245,7 @@ class _Work:
 
         async def grade(parts: Sequence[tuple[int, str]]) -> Mapping[int, float] | None:
             try:
-                return await self._caller.ask(make_prompt(parts), graded)
+                return await self._caller.ask(make_prompt(parts), graded, lambda characters: None)
             except ProviderFailed:
                 return None  # the attempt is in the log, and all of them count as relevant
 
@@ -254,7 +254,7 @@ class _Work:
             show,
             grade,
             threshold=threshold,
-            batch_tokens_max=window_tokens - output_tokens_max - _size(make_prompt([(0, "")])),
+            batch_tokens_max=window_tokens - output_tokens_max - empty,
         )
 
     async def _go_on(self, transcript: Transcript, start: int, note: str) -> tuple[str, int]:
@@ -262,9 +262,9 @@ class _Work:
         window_tokens = int(self._settings.window_tokens * self._share)
         output_tokens_max = min(self._settings.output_tokens_max, window_tokens // _QUARTER)
         input_tokens = window_tokens - output_tokens_max
-        context, note = await anyio.to_thread.run_sync(self._context, input_tokens, note)
+        context, so_far = await anyio.to_thread.run_sync(self._context, input_tokens, note)
         make_prompt = partial(
-            summary_prompt, context=context, so_far=note, output_tokens_max=output_tokens_max
+            summary_prompt, context=context, so_far=so_far.text, output_tokens_max=output_tokens_max
         )
         empty = make_prompt([" "], characters_max=1, repair="repeats_prompt")
         room = input_tokens - await anyio.to_thread.run_sync(_size, empty)
@@ -272,14 +272,14 @@ class _Work:
             raise ProviderFailed("window_too_small")
         piece = await anyio.to_thread.run_sync(transcript.take, start, room)
         parts = self._pieces + 1 + -(-piece.tokens_left // room)
-        characters = sum(map(len, piece.texts)) + len(note)
+        characters = sum(map(len, piece.texts)) + len(so_far.text)
         make_prompt = partial(
             make_prompt,
             piece.texts,
             part=(self._pieces + 1, parts),
             characters_max=min(self._source.characters_max, characters // 2),
         )
-        source_tokens = piece.tokens + (block(note).tokens if note else 0)
+        source_tokens = piece.tokens + (so_far.tokens if so_far.text else 0)
         return await self._ask(make_prompt, source_tokens, parts), piece.stop
 
     async def _ask(self, make_prompt: Callable[..., Prompt], source_tokens: int, parts: int) -> str:
@@ -303,7 +303,7 @@ class _Work:
                     raise
                 repair = failure.status
 
-    def _context(self, input_tokens: int, note: str) -> tuple[Context, str]:
+    def _context(self, input_tokens: int, note: str) -> tuple[Context, Block]:
         """What goes along with every piece, shortened to its share."""
         eighth = input_tokens // _EIGHTH
         context = Context(
@@ -311,7 +311,7 @@ class _Work:
             shorten_to_tokens(self._reminders, eighth),
             shorten_to_tokens(self._focus, eighth),
         )
-        return context, shorten_to_tokens(note, input_tokens // _QUARTER)
+        return context, block(shorten_to_tokens(note, input_tokens // _QUARTER))
 
 
 def _size(prompt: Prompt) -> int:

@@ -634,6 +634,9 @@ def test_evidence_of_a_reminder_that_falls_out_goes_on() -> None:
     assert [fact.line() for fact in sections[Section.STATUS]] == ["[4] exit 1: old"]
     assert [fact.line() for fact in sections[Section.REQUESTS]] == ["[1] first\\nrequest"]
     assert sections[Section.READ] == []
+    folded = gathered([dropped, *body]).sections
+    assert [fact.line() for fact in folded[Section.WRITTEN]] == written
+    assert folded[Section.STATUS] == sections[Section.STATUS]
 
 
 def test_text_of_others_is_never_taken_for_evidence_of_ours() -> None:

@@ -99,13 +99,14 @@ def test_the_tables_of_the_file_are_read(tmp_path: Path) -> None:
         "[summarizers.chat]\n"
         "base_url = 'http://127.0.0.1:8080/v1/'\nmodel = 'local'\nwindow_tokens = 32000\n"
         "key_command = ['pass', 'show', 'x']\nstream = false\n"
-        "[summarizers.anthropic]\nmodel = 'm'\nkey_file = '/k'\n"
+        "[summarizers.anthropic]\nmodel = 'm'\nkey_file = '/k'\nattempt_timeout_s = 2.5\n"
     )
     chat, anthropic = resolve({}, {"RECAPD_HOME": str(tmp_path)}).summarizers
     assert chat.checked().base_url == "http://127.0.0.1:8080/v1"
     assert (chat.window_tokens, chat.stream) == (32_000, False)
     assert chat.key_command == ("pass", "show", "x")
     assert (anthropic.kind, anthropic.key_file) == ("anthropic", Path("/k"))
+    assert anthropic.attempt_timeout_s == 2.5
     assert resolve({}, {"RECAPD_HOME": str(tmp_path / "none")}).summarizers == ()
 
 
@@ -117,6 +118,9 @@ def test_the_tables_of_the_file_are_read(tmp_path: Path) -> None:
         "[summarizers.chat]\nkey = 's3cret'",
         "[summarizers.chat]\nmodel = 5",
         "[summarizers.chat]\nwindow_tokens = 10",
+        "[summarizers.chat]\nwindow_tokens = 1e9",
+        "[summarizers.chat]\ndeadline_s = nan",
+        "[summarizers.chat]\ndeadline_s = inf",
         "[summarizers.chat]\nkey_command = 's3cret'",
     ],
 )
