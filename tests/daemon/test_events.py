@@ -116,6 +116,7 @@ async def test_progress_is_told_to_those_who_are_there_and_is_in_no_log(peer: Pe
     """PROTOCOL.md §4: not durable; at most ten a second."""
     await peer.call("session.create", session_id="a", items=[user("x")])
     answer = await peer.call("session.subscribe", session_id="a")
+    compacted: Message = {}
     progress: list[Message] = []
     with anyio.fail_after(WAIT_S):
         while not progress:  # it is told to a subscription that has caught up, which takes a moment
