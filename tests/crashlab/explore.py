@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -224,6 +225,16 @@ async def _open_and_go_on(folder: Path, done: int) -> bytes:
         return await workload.go_on(store, clock, done)
 
 
+def _last_change(disk: Disk) -> int:
+    return max((int(text[2:]) for _, text in disk.marks if text.startswith("A ")), default=0)
+
+
+@cache
+def _states(changes: int) -> dict[bytes, int]:
+    """What may be seen, and the number of changes that it is the state after."""
+    return {anyio.run(workload.expected, done): done for done in range(changes + 1)}
+
+
 class Explorer:
     """Opens states of one recorded run in this process, each distinct one once."""
 
@@ -234,8 +245,7 @@ class Explorer:
         self._scratch = scratch
         self._random = random.Random(seed)
         self._found: dict[bytes, int | str] = {}  # how many changes are there, or what is wrong
-        self._last = max((int(text.split()[1]) for _, text in disk.marks if " " in text), default=0)
-        self._changes = {anyio.run(workload.expected, done): done for done in range(self._last + 1)}
+        self._changes = _states(_last_change(disk))
 
     def explore(self, moments: Sequence[int], enough: Callable[[], bool] = lambda: False) -> Report:
         """Cut at each of these moments, until it is `enough`."""
@@ -354,7 +364,9 @@ class Explorer:
 def explore(calls: list[Call], root: Path, size: Size, *, mutant: str | None = None) -> Report:
     """Cut at every moment of a recorded run, on two processes."""
     start_s = time.perf_counter()
-    moments = Disk(calls, root).moments()
+    disk = Disk(calls, root)
+    moments = disk.moments()
+    _states(_last_change(disk))  # once, for all workers
     parts = [moments[part::_PARTS] for part in range(_PARTS)]
     jobs = [(calls, root, part, size, seed, mutant) for seed, part in enumerate(parts)]
     report = Report()
