@@ -29,6 +29,7 @@ from recapd.storage.store import (
     Query,
     Receipt,
     Replacement,
+    Revision,
     Session,
     SessionChanges,
     Store,
@@ -109,14 +110,22 @@ class Player:
 
     async def begin(self, session_id: str, operation_id: str) -> Session:
         receipt = Receipt(operation_id, "session.compact", b"")
-        session = await self.change(lambda: self.store.begin(session_id, receipt))
-        assert isinstance(session, Session)
-        return session
+        await self.change(lambda: self.store.begin(session_id, receipt))
+        return await self.session(session_id)
+
+    async def session(self, session_id: str) -> Session:
+        return await self.store.session(session_id)
+
+    async def page(self, session_id: str, revision: int) -> Page:
+        return await self.store.page(session_id, revision=revision, limit=100, bytes_max=1 << 20)
+
+    async def archive(self, session: Session, kind: Kind, operation_id: str) -> Revision:
+        return await self.store.archive(session, kind, operation_id)
 
     async def replace(
         self, session: Session, kind: Kind, operation_id: str, entries: Sequence[Entry]
     ) -> None:
-        archive = await self.store.archive(session, kind, operation_id)
+        archive = await self.archive(session, kind, operation_id)
         next_entry_id = max([session.next_entry_id, *(entry.entry_id + 1 for entry in entries)])
         history = History([*map(encode_entry, entries)], [], next_entry_id, Tokens(7, 0))
         change = Replacement(operation_id, archive, history, {"retained_entry_ids": [1]})
@@ -177,8 +186,8 @@ async def _update(play: Player) -> None:
 
 
 async def _first_archived(play: Player) -> Page:
-    revision = (await play.store.session("a")).archived_revisions[-1]
-    return await play.store.page("a", revision=revision, limit=100, bytes_max=1 << 20)
+    revision = (await play.session("a")).archived_revisions[-1]
+    return await play.page("a", revision)
 
 
 async def _fork(play: Player) -> None:
@@ -187,7 +196,7 @@ async def _fork(play: Player) -> None:
 
 
 async def _restore(play: Player) -> None:
-    session = await play.store.session("a")
+    session = await play.session("a")
     page = await _first_archived(play)
     entries = [
         Entry(number + 1, START_MS, line[line.index(b',"item":') + 8 : -1])
@@ -197,7 +206,7 @@ async def _restore(play: Player) -> None:
 
 
 async def _rewind(play: Player) -> None:
-    session = await play.store.session("b")
+    session = await play.session("b")
     await play.replace(session, "rewind", f"rewind-{play.done}{play.suffix}", [])
 
 
@@ -223,6 +232,10 @@ LIVES: Final[tuple[tuple[Act, ...], ...]] = (
     (_append, _compact_other, _restore, _rewind, _fail, _delete, _again, _append, _compact),
 )
 """The acts of each life of the process that writes: in between it closes the store."""
+
+
+SHORT: Final[tuple[Act, ...]] = (_begin, _second_session, _append, _compact, _restore, _delete)
+"""One of everything that may fail in a way of its own."""
 
 
 async def play(player: Player, acts: Sequence[Act]) -> bool:
@@ -304,6 +317,14 @@ async def act_starts() -> list[tuple[Act, int, int]]:
                 await act(player)
                 starts.append((act, before, player.done))
     return starts
+
+
+async def live(acts: Sequence[Act], done: int) -> bytes:
+    """What there is to be seen after `done` changes of these acts."""
+    clock = Clock()
+    async with open_memory_store(now_ms=clock) as store:
+        await play(Player(store, clock, until=done), acts)
+        return await look(store)
 
 
 async def expected(done: int, *, to_the_end: bool = False) -> bytes:
