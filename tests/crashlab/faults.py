@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -186,8 +187,8 @@ def _try(job: tuple[str, int]) -> tuple[str, int, bool, list[str], str]:
     try:
         fired, errors = anyio.run(tell, parent / "store", FAULTS[name], nth, Shim())
     except Exception as error:
-        inner = str(error.exceptions[0]) if isinstance(error, ExceptionGroup) else ""
-        return name, nth, True, [], f"{name}, call {nth}: {type(error).__name__}: {error} {inner}"
+        told = "".join(traceback.format_exception(error))
+        return name, nth, True, [], f"{name}, call {nth}: {told}"
     finally:
         shutil.rmtree(parent, ignore_errors=True)
     return name, nth, fired, errors, ""
