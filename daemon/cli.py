@@ -120,7 +120,7 @@ class ClientCommand(click.Command):
 _COMMANDS: Final = (
     *("serve", "start", "stop", "status"),
     *("new", "list", "append", "show", "compact", "revisions", "restore", "rewind", "fork"),
-    *("export", "watch", "delete", "update", "call"),
+    *("export", "watch", "verify", "delete", "update", "call"),
 )
 
 

@@ -13,7 +13,7 @@ from recapd.daemon.compactions import Compactions
 from recapd.daemon.config import Settings
 from recapd.daemon.connection import Connection, Flusher
 from recapd.daemon.dispatch import Dispatcher, Handler
-from recapd.daemon.handlers import events, history, operations, past, server, sessions
+from recapd.daemon.handlers import events, history, operations, past, server, sessions, verify
 from recapd.daemon.past import Past
 from recapd.daemon.signal import Signal
 from recapd.daemon.subscriptions import Subscriptions
@@ -31,6 +31,7 @@ _HANDLERS: Final[dict[str, Handler]] = {
     "session.list": sessions.list_sessions,
     "session.get": history.get,
     "session.revisions": history.revisions,
+    "session.verify": verify.verify,
     "session.append": sessions.append,
     "session.compact": history.compact,
     "session.restore": past.restore,

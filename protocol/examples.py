@@ -227,6 +227,10 @@ EXAMPLES: Final[dict[str, tuple[m.Params, msgspec.Struct]]] = {
             ]
         ),
     ),
+    "session.verify": (
+        m.VerifyParams(session_id="talk"),
+        m.VerifyResult(checked=4, bytes=1893, faults=[], faults_total=0),
+    ),
     "session.append": (
         m.AppendParams(session_id="talk", items=list(_ITEMS), expected_revision=0),
         m.AppendResult(_SESSION, [1, 2], []),

@@ -279,6 +279,21 @@ class SessionParams(Params, frozen=True, kw_only=True):
     session_id: SessionId
 
 
+class Share(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The `part`-th of `of` shares; all of them together are the whole, each revision once."""
+
+    part: Annotated[int, msgspec.Meta(ge=1)]
+    of: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+
+
+class VerifyParams(Params, frozen=True, kw_only=True):
+    """One session or all: the structure, and with `read_data` every byte, or those of a share."""
+
+    session_id: SessionId | None = None
+    read_data: bool = True
+    share: Share | None = None
+
+
 class AppendParams(MutationParams, frozen=True, kw_only=True):
     """As many items as `items_per_append` of the limits says, each of `item_bytes` at most."""
 
@@ -682,6 +697,31 @@ class ExportResult(msgspec.Struct, frozen=True):
     next_cursor: str | None
     done: bool
     manifest: Manifest | UnsetType = UNSET
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """What is not as it was written, and in which session and revision."""
+
+    session_id: str
+    revision: int | None
+    kind: Literal[
+        "entries_missing",
+        "entries_damaged",
+        "events_missing",
+        "revisions_missing",
+        "archive_missing",
+        "archive_corrupt",
+        "database_damaged",
+    ]
+
+
+class VerifyResult(msgspec.Struct, frozen=True):
+    """Histories `checked`, `bytes` read for it, and the first 1000 faults."""
+
+    checked: int
+    bytes: int
+    faults: list[Fault]
+    faults_total: int
 
 
 class DeleteResult(MutationResult, frozen=True):

@@ -163,6 +163,15 @@ METHODS: Final[dict[str, Method]] = {
             (e.NotFound, *_STORAGE),
         ),
         Method(
+            "session.verify",
+            m.VerifyParams,
+            m.VerifyResult,
+            "Check what is stored, of one session or of all: rows against each other, archives"
+            " against their hashes. It mends nothing, and others are served meanwhile.",
+            "session.read",
+            (e.NotFound, *_STORAGE),
+        ),
+        Method(
             "session.append",
             m.AppendParams,
             m.AppendResult,

@@ -46,6 +46,7 @@ from recapd.storage.store import (
     Store,
     StoreHealth,
     Tokens,
+    Verified,
 )
 
 T = TypeVar("T")
@@ -529,6 +530,14 @@ class MemoryStore(Store):
 
     async def replayed(self, receipt: Receipt) -> Replayed | None:
         return self._state.replay(receipt)
+
+    async def verify(self, session_id: str, *, read: Callable[[int], bool]) -> Verified:
+        kept = self._state.find(session_id)
+        lines = [*kept.lines] if read(kept.session.revision) else []
+        for revision in kept.revisions:
+            if read(revision.revision):
+                lines += self._state.archives[session_id, revision.revision]
+        return Verified(1 + len(kept.revisions), sum(map(len, lines)), [])
 
     async def health(self) -> StoreHealth:
         return StoreHealth(not self._closed, False, 0, 0, 0, waiting_changes=0)

@@ -142,11 +142,13 @@ def lines_of(db: sqlite3.Connection, row: SessionRow, indexes: range) -> Generat
 def list_revisions(db: sqlite3.Connection, session_id: str) -> list[Revision]:
     """The archived revisions, newest first. Raises UnknownSession."""
     with snapshot(db):
-        rows = db.execute(
-            f"{SELECT_REVISION} WHERE key = ? ORDER BY revision DESC",
-            (find_session(db, session_id).key,),
-        ).fetchall()
-    return [revision_of(row) for row in rows]
+        return revisions_of(db, find_session(db, session_id))
+
+
+def revisions_of(db: sqlite3.Connection, row: SessionRow) -> list[Revision]:
+    """The archived revisions of a session, newest first."""
+    rows = db.execute(f"{SELECT_REVISION} WHERE key = ? ORDER BY revision DESC", (row.key,))
+    return [revision_of(archive) for archive in rows]
 
 
 def live_page(

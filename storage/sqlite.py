@@ -46,6 +46,7 @@ from recapd.storage.database import (
 )
 from recapd.storage.errors import (
     ArchiveCorrupt,
+    ArchiveMissing,
     OutcomeUnknown,
     StorageError,
     StoreClosed,
@@ -65,6 +66,7 @@ from recapd.storage.store import (
     Appended,
     Event,
     Expect,
+    Fault,
     History,
     Kind,
     Listener,
@@ -84,7 +86,9 @@ from recapd.storage.store import (
     Store,
     StoreHealth,
     Tokens,
+    Verified,
 )
+from recapd.storage.verify import check_session
 
 logger = logging.getLogger("recapd.storage")
 
@@ -721,6 +725,40 @@ class SqliteStore(Store):
 
     async def replayed(self, receipt: Receipt) -> Replayed | None:
         return await self._read(find_replayed, receipt)
+
+    async def verify(self, session_id: str, *, read: Callable[[int], bool]) -> Verified:
+        try:
+            present = await self.session(session_id)
+            size_bytes, revisions, faults = await self._read(
+                check_session, session_id, read(present.revision)
+            )
+        except Damaged:
+            return Verified(0, 0, [Fault(session_id, None, "database_damaged")])
+        for archived in revisions:
+            whole = read(archived.revision)
+            fault = await anyio.to_thread.run_sync(self._archive_fault, session_id, archived, whole)
+            # A deletion removes the file behind the row.
+            if fault is not None and archived in await self.revisions(session_id):
+                faults.append(Fault(session_id, archived.revision, fault))
+            size_bytes += archived.bytes if whole else 0
+        return Verified(1 + len(revisions), size_bytes, faults)
+
+    def _archive_fault(
+        self, session_id: str, archived: Revision, whole: bool
+    ) -> Literal["archive_missing", "archive_corrupt"] | None:
+        try:
+            with archives.open_archive(self._archives, session_id, archived.revision) as file:
+                if whole:
+                    archives.verify_archive(file, self._store_id, session_id, archived)
+                elif os.fstat(file.fileno()).st_size != archived.bytes:
+                    return "archive_corrupt"
+        except ArchiveMissing:
+            return "archive_missing"
+        except ArchiveCorrupt:
+            return "archive_corrupt"
+        except OSError as error:
+            raise storage_error(error) from error
+        return None
 
     async def health(self) -> StoreHealth:
         def size(name: str) -> int:

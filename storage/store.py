@@ -24,6 +24,15 @@ Kind = Literal["compaction", "restore", "rewind"]
 Status = Literal["running", "completed", "failed", "cancelled", "skipped"]
 Order = Literal["asc", "desc"]
 SortKey = Literal["updated_at", "created_at", "session_id"]
+FaultKind = Literal[
+    "entries_missing",
+    "entries_damaged",
+    "events_missing",
+    "revisions_missing",
+    "archive_missing",
+    "archive_corrupt",
+    "database_damaged",
+]
 
 
 class Tokens(msgspec.Struct, frozen=True):
@@ -237,6 +246,22 @@ class Query(msgspec.Struct, frozen=True):
     order: Order = "desc"
     limit: int = 100
     after: tuple[int | str, str] | None = None
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """Something that is not as it was written. `revision`: in which history, where it is one."""
+
+    session_id: str
+    revision: int | None
+    kind: FaultKind
+
+
+class Verified(msgspec.Struct, frozen=True):
+    """What was verified of a session: how many histories, and how many bytes were read for it."""
+
+    histories: int
+    bytes: int
+    faults: list[Fault]
 
 
 class StoreHealth(msgspec.Struct, frozen=True):
@@ -458,6 +483,14 @@ class Store(Protocol):
         """Its outcome if the change was made before: for those that must be prepared at length.
 
         Raises OperationReused.
+        """
+        ...
+
+    async def verify(self, session_id: str, *, read: Callable[[int], bool]) -> Verified:
+        """Check a session: its rows against each other, and that its archives are there.
+
+        The histories at those revisions for which `read` holds are read whole, and the archives
+        among them verified. A fault is no error here; nothing is mended.
         """
         ...
 

@@ -33,6 +33,7 @@ METHOD_TESTS: Final = {
     "session.fork": "test_past.py::test_a_fork_is_a_session_with_the_same_entries",
     "session.export": "test_export.py::test_a_cursor_of_another_export_is_invalid",
     "session.update": "test_sessions.py::test_an_update_changes_what_it_names_and_null_clears",
+    "session.verify": "test_history.py::test_what_is_stored_is_verified_while_it_is_served",
     "session.delete": "test_sessions.py::test_a_deleted_session_is_gone_with_its_archives",
     "session.subscribe": (
         "test_events.py::test_a_subscription_begins_now_from_the_start_or_behind_an_event"

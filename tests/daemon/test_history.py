@@ -19,6 +19,7 @@ from recapd.protocol.errors import (
     ArchiveCorrupt,
     ArchiveMissing,
     CursorInvalid,
+    InvalidParams,
     NotFound,
     RevisionNotFound,
 )
@@ -406,3 +407,46 @@ async def test_a_damaged_archive_is_an_error_and_the_session_goes_on(
         if path.is_dir() and not path.is_symlink():
             path.rmdir()
         assert (await peer.call("session.delete", session_id="a"))["deleted"] is True
+
+
+# Verification.
+
+
+async def test_what_is_stored_is_verified_while_it_is_served(peer: Peer, folder: Path) -> None:
+    """PROMISES.md R7; PROTOCOL.md §3, `session.verify`."""
+    for name in "abc":
+        await peer.call("session.create", session_id=name, items=[user("x")])
+        await peer.call("session.compact", session_id=name)
+    all_of_it = await peer.call("session.verify")
+    assert (all_of_it["checked"], all_of_it["faults"], all_of_it["faults_total"]) == (6, [], 0)
+    one = await peer.call("session.verify", session_id="a")
+    assert one["checked"] == 2
+    assert 0 < one["bytes"] < all_of_it["bytes"]
+    structure = await peer.call("session.verify", read_data=False)
+    assert (structure["checked"], structure["bytes"]) == (6, 0)
+    for path in (folder / "data" / "archives").rglob("*.zst"):
+        path.unlink()
+    damaged = await peer.call("session.verify", read_data=False)
+    assert damaged["faults"] == [
+        {"session_id": name, "revision": 1, "kind": "archive_missing"} for name in "abc"
+    ]
+    with pytest.raises(NotFound):
+        await peer.call("session.verify", session_id="nobody")
+    with pytest.raises(InvalidParams):
+        await peer.call("session.verify", share={"part": 3, "of": 2})
+
+
+@pytest.mark.promise("R7")
+@pytest.mark.parametrize("of", [1, 2, 7])
+async def test_shares_together_read_everything_once(peer: Peer, of: int) -> None:
+    for number in range(5):
+        name = f"s{number}"
+        await peer.call("session.create", session_id=name, items=[user("x" * number)])
+        await peer.call("session.compact", session_id=name)
+        await peer.call("session.rewind", session_id=name, after_entry_id=0)
+    shares = [
+        (await peer.call("session.verify", share={"part": part, "of": of}))["bytes"]
+        for part in range(1, of + 1)
+    ]
+    assert sum(shares) == (await peer.call("session.verify"))["bytes"]
+    assert of == 1 or len(set(shares)) > 1

@@ -157,7 +157,11 @@ async def test_a_low_limit_of_open_files_leaves_room_for_the_store(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """PROMISES.md F4: a commit under way finds its descriptors, however many clients there are."""
-    monkeypatch.setattr("resource.getrlimit", lambda _: (70, 4096))
+
+    def getrlimit(_: int) -> tuple[int, int]:
+        return 70, 4096
+
+    monkeypatch.setattr("resource.getrlimit", getrlimit)
     async with start() as daemon, AsyncExitStack() as stack:
         peers = [await stack.enter_async_context(daemon.connect()) for _ in range(7)]
         assert (await peers[0].call("protocol.initialize"))["limits"]["connections"] == 6

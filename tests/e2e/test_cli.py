@@ -397,6 +397,25 @@ def test_a_session_can_be_compacted_unasked(shared: Home) -> None:
     assert "archived revisions: 1" in shown
 
 
+def test_what_is_stored_is_verified(home: Home) -> None:
+    """PROMISES.md R7: the structure, every byte, or a share; 1 when something is wrong."""
+    session_id = home.ok("new").decode().strip()
+    home.ok("append", session_id, "-", stdin=b"\n".join(ITEMS))
+    home.ok("compact", session_id)
+    assert home.ok("verify") == b"2 histories checked, 0 B read\n"
+    shares = [home.json("verify", "--subset", f"{part}/3")["bytes"] for part in (1, 2, 3)]
+    assert sum(shares) == home.json("verify", session_id, "--read-data")["bytes"] > 0
+    for wrong in ("0/3", "4/3", "1", "a/b"):
+        assert "--subset" in home.fails(2, "verify", "--subset", wrong)
+    (archive,) = home.path.rglob("*.zst")
+    archive.write_bytes(archive.read_bytes()[:-1])
+    ended = home.run("verify")
+    assert (ended.returncode, ended.stderr) == (1, b"recapd: 1 fault\n")
+    assert [line.split() for line in ended.stdout.splitlines()][1] == [
+        *(session_id.encode(), b"1", b"archive_corrupt"),
+    ]
+
+
 def test_an_update_changes_what_is_named(shared: Home) -> None:
     session_id = shared.ok("new", "--title", "a", "--cwd", "/x").decode().strip()
     arguments = "update", session_id

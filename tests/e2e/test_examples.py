@@ -26,12 +26,12 @@ ORDER: Final = (
     *("session.subscribe", "session.unsubscribe", "session.events"),
     *("session.compact", "operation.get", "operation.cancel"),
     *("session.revisions", "session.restore", "session.rewind", "session.fork"),
-    *("session.export", "session.update", "session.delete"),
+    *("session.export", "session.update", "session.verify", "session.delete"),
     "server.shutdown",
 )
 """In which one example makes what the next needs."""
 
-MAY_BE_EMPTY: Final = frozenset({"warnings"})
+MAY_BE_EMPTY: Final = frozenset({"warnings", "faults"})
 
 
 @pytest.fixture
