@@ -145,8 +145,15 @@ async def refuse_newer(path: Path) -> None:
     was opened for. Without a log, `connect` sees to it. Raises NewerSchema, sqlite3.Error.
     """
     if path.with_name(f"{path.name}-wal").exists():
-        connection = await connect(path, writer=False)
-        await connection.close()
+        try:
+            connection = await connect(path, writer=False)
+        except sqlite3.OperationalError as error:
+            # The first start was cut short while it switched to the log, which nobody used yet; the
+            # writer takes that back. (What Python raises itself has no code.)
+            if getattr(error, "sqlite_errorcode", 0) != sqlite3.SQLITE_READONLY_ROLLBACK:
+                raise
+        else:
+            await connection.close()
 
 
 def migrate(connection: sqlite3.Connection, store_id: str) -> str:

@@ -3,7 +3,7 @@
 import sqlite3
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Final
 
 from recapd.storage.database import Damaged
@@ -125,7 +125,8 @@ def list_sessions(db: sqlite3.Connection, query: Query) -> list[Session]:
     return [session_row(row).session() for row in rows]
 
 
-def lines_of(db: sqlite3.Connection, row: SessionRow, indexes: range) -> Iterator[bytes]:
+@contextmanager
+def lines_of(db: sqlite3.Connection, row: SessionRow, indexes: range) -> Generator[Iterator[bytes]]:
     """The lines of the present history at `indexes`, in their order."""
     rising = indexes if indexes.step > 0 else indexes[::-1]
     first = row.key << POSITION_BITS | row.base
@@ -134,7 +135,8 @@ def lines_of(db: sqlite3.Connection, row: SessionRow, indexes: range) -> Iterato
         f" ORDER BY position {'ASC' if rising is indexes else 'DESC'}",
         (first + rising.start, first + rising.stop),
     )
-    return (line for (line,) in rows)
+    with closing(rows):  # or it would keep its snapshot as long as somebody keeps an exception
+        yield (line for (line,) in rows)
 
 
 def list_revisions(db: sqlite3.Connection, session_id: str) -> list[Revision]:
@@ -170,7 +172,8 @@ def live_page(
             return row.session(), revision_of(found)
         total, indexes = span.of(row.entries)
         try:
-            taken = span.take(lines_of(db, row, indexes), indexes, total)
+            with lines_of(db, row, indexes) as lines:
+                taken = span.take(lines, indexes, total)
         except ValueError as error:
             raise Damaged("entries are missing") from error
         return Page(row.session(), row.revision, row.generation, total, *taken)

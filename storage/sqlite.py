@@ -604,11 +604,11 @@ class SqliteStore(Store):
                 operation_id,
                 row.entries,
             )
-            lines = queries.lines_of(db, row, range(row.entries))
             try:
-                size_bytes, digest = archives.write_archive(
-                    self._archives, header, lines, self._synced
-                )
+                with queries.lines_of(db, row, range(row.entries)) as lines:
+                    size_bytes, digest = archives.write_archive(
+                        self._archives, header, lines, self._synced
+                    )
             except ValueError as error:
                 raise Damaged("entries are missing") from error
         return Revision(

@@ -1,13 +1,14 @@
 """What the Store over SQLite does beyond the contract: groups, faults, crashes, cleaning up."""
 
 import asyncio
+import errno
 import gc
 import hashlib
 import os
 import shutil
 import sqlite3
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -964,6 +965,29 @@ async def test_any_text_comes_back(folder: Path, text: str) -> None:
         session = await store.session("s")
         assert (session.title, session.cwd, session.labels) == (text, text, new.labels)
         assert [one.session_id for one in await store.sessions(Query(cwd=text))] == ["s"]
+
+
+async def test_a_failed_archive_lets_go_of_what_it_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long somebody keeps the error: later archives are of later histories."""
+
+    def fail(archives: Path, header: object, lines: Iterator[bytes], synced: object) -> None:
+        del archives, header, synced
+        next(lines)
+        raise OSError(errno.ENOSPC, "")
+
+    async with open_store(folder) as store:
+        session = await store.create(NewSession("s"), [ITEM, ITEM]).wait()
+        assert isinstance(session, Session)
+        with monkeypatch.context() as patch:
+            patch.setattr("recapd.storage.archive.write_archive", fail)
+            with pytest.raises(StorageFull) as kept:
+                await store.archive(session, "rewind", "first")
+        assert (await store.archive(session, "rewind", "second")).revision == 1
+        await store.append("s", [ITEM]).wait()
+        assert (await store.archive(await store.session("s"), "rewind", "third")).revision == 2
+        assert kept.value.__cause__ is not None
 
 
 async def test_archives_can_be_made_at_once(folder: Path) -> None:
