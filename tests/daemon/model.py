@@ -53,7 +53,16 @@ class Kept:
     @property
     def compactable(self) -> bool:
         """Whether there is more than instructions and reminders (PROTOCOL.md §5.5)."""
-        return any(not is_instruction(i) and id not in self.made for id, i in self.history)
+        return bool(self._content)
+
+    @property
+    def long(self) -> bool:
+        """Whether a model may sum it up: what it says must be shorter than what it read."""
+        return any(len(item) > 150 for item in self._content)
+
+    @property
+    def _content(self) -> list[bytes]:
+        return [i for id, i in self.history if not is_instruction(i) and id not in self.made]
 
 
 class Model:
