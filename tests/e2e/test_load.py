@@ -235,6 +235,7 @@ async def test_reading_and_restarting_stores_nothing_again(serve: Serve, folder:
     assert max(sizes[1:]) - sizes[0] <= 4096
 
 
+@pytest.mark.promise("F4")
 async def test_a_daemon_out_of_descriptors_goes_on_for_those_it_has(serve: Serve) -> None:
     """PROMISES.md F4: what is under way ends, and new clients are served when there is room."""
     async with serve() as process, process.connect() as client:
