@@ -81,6 +81,7 @@ class Settings:
 
     drain_timeout_s: int = _setting(3, "time for what is under way when stopping", least=0)
     send_timeout_s: int = _setting(30, "time in which a client must take what was sent", least=1)
+    frame_timeout_s: int = _setting(60, "time in which a frame that has begun must end", least=1)
 
     @property
     def item_bytes_max(self) -> int:

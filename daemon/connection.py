@@ -7,6 +7,7 @@ own. Requests of this connection for the same session take effect in the order i
 """
 
 import logging
+import math
 import select
 from collections.abc import Callable, Coroutine, Hashable
 from contextlib import nullcontext
@@ -179,16 +180,24 @@ class Connection(Reply):
 
     async def _read(self) -> None:
         framer = self._framer
+        deadline_s = math.inf  # of the frame that has begun
         while True:
             self.flush()
             try:
-                data = await self._stream.receive()
+                with anyio.fail_at(deadline_s) if framer.pending else nullcontext():
+                    data = await self._stream.receive()
+            except TimeoutError:
+                logger.info("a client did not end a frame in time: its connection is closed")
+                self.end()
+                return
             except OSError:
                 return
             if not data:
                 return
+            had_begun = framer.pending
             self._flush_is_due = True  # all answers that need no waiting go out together
-            for count, frame in enumerate(framer.receive(data), start=1):
+            frames = framer.receive(data)
+            for count, frame in enumerate(frames, start=1):
                 await self._take(frame)
                 while (
                     self._overloaded and self._at_work > self._settings.in_flight_max // 2
@@ -200,6 +209,8 @@ class Connection(Reply):
             if framer.fault is not None:
                 self.send(encode_error(NULL, framer.fault))
                 return
+            if frames or not had_begun:  # what is unfinished now has only begun
+                deadline_s = anyio.current_time() + self._settings.frame_timeout_s
 
     @property
     def _at_work(self) -> int:

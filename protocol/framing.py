@@ -55,7 +55,7 @@ class Framer:
     @property
     def pending(self) -> bool:
         """Whether an unfinished frame is held: at the end of the stream, it was cut off there."""
-        return self._header_bytes > 0 or bool(self._buffer.strip())
+        return self._header_bytes > 0 or (bool(self._buffer) and not self._buffer.isspace())
 
     def receive(self, data: bytes) -> list[bytes]:
         """Take what was read from the stream and return the frames it completes, in order.

@@ -336,6 +336,33 @@ async def test_a_client_that_does_not_read_is_dropped_and_disturbs_nobody(start:
             assert (await again.notice())["params"]["seq"] == since + 1
 
 
+@pytest.mark.promise("N1")
+@pytest.mark.parametrize("start_of_frame", [b'{"jsonrpc":', b"Content-Length: 100\r\n\r\n{"])
+async def test_a_frame_that_does_not_end_ends_its_connection_and_an_idle_one_stays(
+    start: Start, start_of_frame: bytes
+) -> None:
+    """However it trickles in; who says nothing may be a subscriber."""
+    async with start(frame_timeout_s=1) as daemon, AsyncExitStack() as stack:
+        silent, trickling, idle, other = [
+            await stack.enter_async_context(daemon.connect()) for _ in range(4)
+        ]
+        await idle.call("session.subscribe")
+        await silent.send(start_of_frame)
+        await trickling.send(start_of_frame)
+
+        async def trickle() -> None:
+            while True:
+                await trickling.send(b" ")
+                await other.call("protocol.ping")
+
+        with pytest.raises(anyio.BrokenResourceError), anyio.fail_after(WAIT_S):
+            await trickle()
+        assert await silent.until_closed() == []
+        await other.call("session.create", session_id="a")
+        assert (await idle.notice())["method"] == "session.created"
+        assert (await other.call("server.info"))["connections"] == 2
+
+
 async def test_what_waits_for_a_client_that_does_not_read_is_bounded(start: Start) -> None:
     """PROMISES.md J2, N2: reads wait until the client has taken what it asked for before."""
     async with start(send_timeout_s=60) as daemon, daemon.connect() as other:
