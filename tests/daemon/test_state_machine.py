@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import anyio
 import anyio.abc
@@ -358,7 +358,7 @@ class Machine(RuleBasedStateMachine):
             assert ended["status"] in ("cancelled", "failed")
             if end != "delete":
                 self.model.end(session_id, slow)
-        nothing: Any = multiple()
+        nothing = cast("Any", multiple())
         return nothing if end == "delete" else operation_id
 
     @precondition(lambda self: self.model.sessions)

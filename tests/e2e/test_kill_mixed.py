@@ -14,6 +14,7 @@ from tests.e2e.conftest import Process, Spawn
 from recapd.protocol import messages as m
 from recapd.protocol.client import Client, ConnectionLost, NotConnected
 from recapd.protocol.errors import NotFound
+from recapd.protocol.subscription import Since
 
 SESSIONS: Final = ("a", "b", "c")
 CHANGES_MAX: Final = 12  # acknowledged in a round, until the kill
@@ -80,7 +81,7 @@ class Worker:
     async def listen(self, process: Process, listening: anyio.abc.ObjectSendStream[None]) -> None:
         """Goes on behind the last event that was heard before the kill."""
         with suppress(ConnectionLost, NotConnected):
-            since = self.heard[-1].seq if self.heard else "start"
+            since: Since = self.heard[-1].seq if self.heard else "start"
             async with (
                 process.connect() as client,
                 client.subscribe(self.name, since=since) as notices,
