@@ -7,7 +7,7 @@ and its answer do not agree. It may crash, since libraries in C do where memory 
 process goes on with the same store.
 """
 
-import _testcapi  # type: ignore[import-not-found]  # CPython's own tests; not in every build
+import importlib
 import sys
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +19,8 @@ from recapd.storage.entry import Entry, Reminder, encode_entry
 from recapd.storage.ledger import Ledger
 from recapd.storage.sqlite import open_store
 from recapd.storage.store import History, NewSession, Query, Receipt, Replacement, Store, Tokens
+
+_testcapi: Any = importlib.import_module("_testcapi")  # of CPython's own tests; it has no types
 
 _SPARED: Final = 25  # in a row, after which no allocation is left to fail
 _FIRST_MAX: Final = 3000
