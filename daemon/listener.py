@@ -123,7 +123,7 @@ async def _serve(stream: Stream, service: Service) -> None:
     if service.draining:
         stream.close()
         return
-    if len(service.connections) >= service.settings.connections_max:
+    if len(service.connections) >= service.limits.connections:
         with suppress(OSError):
             refusal = encode_error(NULL, Overloaded(retry_after_ms=_RETRY_AFTER_MS))
             stream.try_send(refusal + b"\n")

@@ -1,5 +1,6 @@
 """What the parts of a running daemon share."""
 
+import resource
 import secrets
 from collections.abc import Callable
 from typing import Final, Literal
@@ -19,6 +20,9 @@ from recapd.daemon.signal import Signal
 from recapd.daemon.subscriptions import Subscriptions
 from recapd.protocol.messages import Limits
 from recapd.storage.store import Store
+
+_DESCRIPTORS_KEPT: Final = 64
+# The store, its readers, archives and requests to models; about 20 are open at rest.
 
 _HANDLERS: Final[dict[str, Handler]] = {
     "protocol.initialize": server.initialize,
@@ -107,8 +111,19 @@ class Service:
             settings.batch_max,
             settings.in_flight_max,
             settings.depth_max,
-            settings.connections_max,
+            connections_max(settings.connections_max),
             settings.subscriptions_max,
             settings.items_per_append_max,
             settings.item_bytes_max,
         )
+
+
+def connections_max(wanted: int) -> int:
+    """How many connections there is room for: what else is opened needs descriptors, too.
+
+    A limit that low lets one in all the same, so that somebody can say `server.shutdown`.
+    """
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return wanted
+    return max(1, min(wanted, soft - _DESCRIPTORS_KEPT))

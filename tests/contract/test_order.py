@@ -94,6 +94,7 @@ async def test_the_events_of_a_change_are_heard_before_it_is_told(
     assert second[:3] == ["session.created", "history.appended", "session.updated"]
 
 
+@pytest.mark.promise("D9")
 async def test_a_change_goes_on_when_its_waiter_is_cancelled(store: Store) -> None:
     """Pending: a cancelled wait neither undoes nor hides it."""
     await store.create(NEW).wait()

@@ -126,7 +126,11 @@ static enum action step(enum kind kind, int graded) {
     if (--left > 0) return NOTHING;
     has_fired = 1;
     if (armed_action == KILL_BEFORE) die();
-    if (armed_action == DELAY) usleep((useconds_t)argument);
+    if (armed_action == DELAY) { /* the calls of other threads go on meanwhile */
+        pthread_mutex_unlock(&mutex);
+        usleep((useconds_t)argument);
+        pthread_mutex_lock(&mutex);
+    }
     return armed_action == FAIL_FROM_NOW_ON ? FAIL : (enum action)armed_action;
 }
 

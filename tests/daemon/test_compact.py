@@ -763,6 +763,7 @@ async def test_a_waiting_client_that_leaves_cancels_its_compaction(
     assert (await peer.call("session.get", session_id="a"))["session"]["busy"] is False
 
 
+@pytest.mark.promise("D9")
 async def test_a_compaction_cancelled_during_its_commit_stands(
     start: Start, hold_commits: HoldCommits
 ) -> None:
@@ -793,6 +794,7 @@ async def test_a_compaction_cancelled_during_its_commit_stands(
         assert await ends(peer) == [("completed", None)]
 
 
+@pytest.mark.promise("D9")
 async def test_cancels_at_every_moment_leave_one_outcome_each(peer: Peer) -> None:
     """DESIGN.md promise 2; BUGLOG B57, B82: wholly before or wholly after, one `finished`."""
     await peer.call("session.create", session_id="a", items=[SYSTEM, user("x")])

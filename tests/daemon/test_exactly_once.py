@@ -135,6 +135,7 @@ async def test_a_repetition_is_recognised_before_its_expectation_is_tested(peer:
     assert again == {**first, "replayed": True}
 
 
+@pytest.mark.promise("D7")
 async def test_a_repeated_compaction_waits_for_the_one_that_runs(
     daemon: Daemon, peer: Peer, gate: Gate
 ) -> None:

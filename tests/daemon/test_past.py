@@ -656,6 +656,7 @@ async def test_an_unknown_outcome_keeps_the_archive_and_is_found_by_repeating(
 
 
 @either
+@pytest.mark.promise("D9")
 async def test_cancels_at_every_moment_leave_all_or_nothing(
     daemon: Daemon, peer: Peer, folder: Path, method: str, params: Message
 ) -> None:
