@@ -9,13 +9,11 @@ its time does → answers are sent, connections closed → the store makes what 
 import gc
 import logging
 import os
-import resource
 import signal
 import sys
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import replace
 from enum import IntEnum
 
 import anyio
@@ -43,7 +41,6 @@ class ExitCode(IntEnum):
     CANNOT_SERVE = 5
 
 
-_DESCRIPTORS_KEPT = 64  # for what is not a connection
 _LAST_WORDS_S = 0.5
 
 _GC_THRESHOLD = 10_000
@@ -73,7 +70,6 @@ async def serve(
     durable.
     """
     os.umask(0o077)  # SQLite and everything else make files that only their owner can read
-    settings = _within_descriptors(settings)
     stopping = Stopping()
     try:
         async with anyio.create_task_group() as tasks:
@@ -102,16 +98,6 @@ async def serve(
         print(f"recapd: the store or socket cannot be opened: {reasons}", file=sys.stderr)
         return_code = ExitCode.CANNOT_SERVE
     return return_code
-
-
-def _within_descriptors(settings: Settings) -> Settings:
-    """No more connections than leave `_DESCRIPTORS_KEPT` for the database, archives and models."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or settings.connections_max <= soft - _DESCRIPTORS_KEPT:
-        return settings
-    most = max(1, soft - _DESCRIPTORS_KEPT)
-    logger.warning("the limit of open files leaves room for %d connections", most)
-    return replace(settings, connections_max=most)
 
 
 def _reason(error: BaseException) -> str:

@@ -152,25 +152,6 @@ async def test_one_connection_too_many_is_told_so_and_closed(start: Start) -> No
             assert (await first.call("server.info"))["connections"] == 2
 
 
-@pytest.mark.promise("F4")
-async def test_a_low_limit_of_open_files_leaves_room_for_the_store(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """PROMISES.md F4: a commit under way finds its descriptors, however many clients there are."""
-
-    def getrlimit(_: int) -> tuple[int, int]:
-        return 70, 4096
-
-    monkeypatch.setattr("resource.getrlimit", getrlimit)
-    async with start() as daemon, AsyncExitStack() as stack:
-        peers = [await stack.enter_async_context(daemon.connect()) for _ in range(7)]
-        assert (await peers[0].call("protocol.initialize"))["limits"]["connections"] == 6
-        for peer in peers[:6]:
-            await peer.call("protocol.ping")
-        (refusal,) = await peers[6].until_closed()
-        assert refusal["error"]["data"]["reason"] == "overloaded"
-
-
 async def test_one_subscription_too_many_is_refused(start: Start) -> None:
     """PROTOCOL.md §1, "Limits": subscriptions of one connection."""
     async with start(subscriptions_max=2) as daemon, daemon.connect() as peer:
