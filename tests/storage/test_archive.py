@@ -549,7 +549,7 @@ def test_the_checksum_of_the_stream_is_on(tmp_path: Path) -> None:
 
 @pytest.mark.promise("S5")
 def test_no_id_of_a_session_leads_out_of_the_folder(tmp_path: Path) -> None:
-    """Whatever its characters are: the file's name is a hash and a number, in the folder's folder."""
+    """Whatever its characters are: folder and file are called after a hash and a number."""
     alphabet = "abcXYZ019_.:-"
     chosen = random.Random(7)
     ids = {"".join(chosen.choices(alphabet, k=chosen.randrange(1, 129))) for _ in range(10_000)}
