@@ -6,8 +6,9 @@ Exit codes::
     1    the request was refused or failed; the reason is on stderr
     2    usage: the command line or a setting cannot be used
     3    no daemon runs, or it cannot be reached
-    4    serve: another daemon serves this store or socket
-    5    serve: the store cannot be served (damaged, of a newer recapd, not private to its owner)
+    4    serve, restore-backup: another daemon serves this store or socket
+    5    serve, backup, restore-backup: the store cannot be served (damaged, of a newer recapd, not
+         private to its owner)
     130  interrupted
 
 Client commands start a daemon where none runs. What they import is kept small, for the time it
@@ -121,6 +122,7 @@ _COMMANDS: Final = (
     *("serve", "start", "stop", "status"),
     *("new", "list", "append", "show", "compact", "revisions", "restore", "rewind", "fork"),
     *("export", "watch", "verify", "delete", "update", "call"),
+    *("backup", "restore-backup"),
 )
 
 
@@ -131,7 +133,9 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        command: click.Command = import_module(f"recapd.daemon.commands.{cmd_name}").command
+        command: click.Command = import_module(
+            f"recapd.daemon.commands.{cmd_name.replace('-', '_')}"
+        ).command
         return command
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -205,8 +209,8 @@ Exit codes:
   1    the request was refused or failed; the reason is on stderr
   2    usage: the command line or a setting cannot be used
   3    no daemon runs, or it cannot be reached
-  4    serve: another daemon serves this store or socket
-  5    serve: the store cannot be served (damaged, newer, not private)
+  4    serve, restore-backup: another daemon serves this store or socket
+  5    the store cannot be served (damaged, newer, not private)
   130  interrupted
 
 Settings come from defaults, recapd.toml, the environment and flags; `recapd serve --help` lists
@@ -218,7 +222,8 @@ them. RECAPD_HOME puts configuration, data and socket into one folder. NO_COLOR 
 def group(context: click.Context) -> None:
     """Keep, compact and archive the histories of AI agents.
 
-    Every command but `serve`, `stop` and `status` starts a daemon where none runs.
+    Every command but `serve`, `stop`, `status`, `backup` and `restore-backup` starts a daemon where
+    none runs.
     """
     context.ensure_object(Options)
     if os.environ.get("NO_COLOR"):

@@ -74,15 +74,24 @@ def make_private_file(path: Path) -> None:
     Raises Unsafe, OSError.
     """
     try:
-        status = path.lstat()
+        status = check_private_file(path)
     except FileNotFoundError:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         os.close(os.open(path, flags, 0o600))
         return
-    if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1 or status.st_uid != os.geteuid():
-        raise Unsafe(f"{path.name} is not a plain file of this user")
     if stat.S_IMODE(status.st_mode) != 0o600:
         path.chmod(0o600)
+
+
+def check_private_file(path: Path) -> os.stat_result:
+    """What lies there, if it is a plain file of ours with one name.
+
+    Raises Unsafe, OSError (FileNotFoundError when there is nothing).
+    """
+    status = path.lstat()
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1 or status.st_uid != os.geteuid():
+        raise Unsafe(f"{path.name} is not a plain file of this user")
+    return status
 
 
 async def connect(path: Path, *, writer: bool) -> aiosqlite.Connection:
@@ -101,6 +110,27 @@ async def connect(path: Path, *, writer: bool) -> aiosqlite.Connection:
         except BaseException:
             await connection.close()
             raise
+    return connection
+
+
+def connect_here(path: Path, *, writer: bool) -> sqlite3.Connection:
+    """Open a connection for the calling thread, with the settings that a reader has.
+
+    One that is no writer's is opened read-only: it neither writes nor checkpoints, not when it is
+    closed as the last one either. So a process beside the daemon may read the live database.
+
+    Raises NewerSchema, sqlite3.Error.
+    """
+    connection = sqlite3.connect(
+        _uri(path, "rw" if writer else "ro"), uri=True, isolation_level=None
+    )
+    try:
+        configure(connection, writer=False)
+        if writer:
+            connection.execute("PRAGMA query_only=OFF").fetchall()
+    except BaseException:
+        connection.close()
+        raise
     return connection
 
 

@@ -30,7 +30,7 @@ import anyio
 import anyio.to_thread
 
 from recapd.storage import archive as archives
-from recapd.storage import queries
+from recapd.storage import queries, swap
 from recapd.storage.database import (
     Busy,
     Damaged,
@@ -126,8 +126,9 @@ async def open_store(
         NewerSchema, Damaged: it is left as it is.
         StorageError, OSError: it cannot be served.
     """
-    _make_folder(folder)
+    make_folder(folder)
     with hold(folder / "lock"):
+        swap.finish(folder)
         store = SqliteStore(folder, now_ms)
         try:
             await store.open(new_id(), interrupted)
@@ -143,7 +144,7 @@ async def open_store(
             await store.close()
 
 
-def _make_folder(folder: Path) -> None:
+def make_folder(folder: Path) -> None:
     """Make the store's folder; its name, and those of folders made above it, are durable then."""
     made = [parent for parent in folder.parents if not parent.exists()]
     make_private_folder(folder)

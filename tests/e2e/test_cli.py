@@ -416,6 +416,35 @@ def test_what_is_stored_is_verified(home: Home) -> None:
     ]
 
 
+def test_a_backup_is_made_beside_the_daemon_and_put_back_without_it(
+    home: Home, tmp_path: Path
+) -> None:
+    """4: a daemon serves; 1: refused, and why; 5: the database is damaged; 0: all of it is there."""
+    session_id = home.session(*ITEMS)
+    home.ok("compact", session_id)
+    target = str(tmp_path / "backup")
+    assert home.ok("backup", target).startswith(b"sessions: 1, archives: 1, ")
+    assert "not empty" in home.fails(1, "backup", target)
+    assert home.json("backup", str(tmp_path / "other"))["sessions"] == 1
+    shown = home.ok("show", session_id, "--full")
+    home.ok("append", session_id, stdin=ITEMS[1])
+    assert "A daemon serves" in home.fails(4, "restore-backup", target, "--replace")
+    home.ok("stop")
+    assert "has sessions" in home.fails(1, "restore-backup", target)
+    assert "no whole backup" in home.fails(1, "restore-backup", str(home.path), "--replace")
+    assert home.json("restore-backup", target, "--replace")["archives"] == 1
+    assert home.ok("show", session_id, "--full") == shown
+    assert home.ok("verify", "--read-data").startswith(b"2 histories checked")
+    home.ok("stop")
+    (archive,) = (tmp_path / "backup").rglob("*.zst")
+    archive.unlink()
+    said = home.fails(1, "restore-backup", target, "--replace")
+    assert f"{session_id} 1 archive_missing" in said
+    (home.path / "store.db").write_bytes(b"no database" * 1000)
+    assert "damaged" in home.fails(5, "backup", str(tmp_path / "third"))
+    assert not (tmp_path / "third").exists()
+
+
 def test_an_update_changes_what_is_named(shared: Home) -> None:
     session_id = shared.ok("new", "--title", "a", "--cwd", "/x").decode().strip()
     arguments = "update", session_id
