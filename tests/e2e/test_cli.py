@@ -419,7 +419,7 @@ def test_what_is_stored_is_verified(home: Home) -> None:
 def test_a_backup_is_made_beside_the_daemon_and_put_back_without_it(
     home: Home, tmp_path: Path
 ) -> None:
-    """4: a daemon serves; 1: refused, and why; 5: the database is damaged; 0: all of it is there."""
+    """4: a daemon serves; 1: refused, and why; 5: the database is damaged; 0: all is there."""
     session_id = home.session(*ITEMS)
     home.ok("compact", session_id)
     target = str(tmp_path / "backup")

@@ -5,7 +5,7 @@ import shutil
 import sqlite3
 import stat
 import sys
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import closing, contextmanager
 from functools import partial
 from importlib.resources import files
@@ -166,7 +166,9 @@ async def test_the_live_files_are_only_read_also_when_a_log_was_left(
 
 
 @contextmanager
-def at_each_archive(monkeypatch: pytest.MonkeyPatch, action: Callable[[], Awaitable[Any]]) -> Any:
+def at_each_archive(
+    monkeypatch: pytest.MonkeyPatch, action: Callable[[], Coroutine[Any, Any, None]]
+) -> Generator[None]:
     """Runs `action` in the event loop right before an archive is copied, in the thread."""
     copy = module._copy_archive  # pyright: ignore[reportPrivateUsage]
 
@@ -257,8 +259,10 @@ async def test_a_store_with_a_damaged_archive_gives_no_backup(
     (tmp_path / "other").mkdir()
     with pytest.raises(Faulty) as error:
         back_up(folder, tmp_path / "other")
-    kind = "archive_missing" if damage in (Path.unlink, link) else "archive_corrupt"
-    assert error.value.faults == [Fault("a", 1, kind)]
+    missing = damage in (Path.unlink, link)
+    assert error.value.faults == [
+        Fault("a", 1, "archive_missing" if missing else "archive_corrupt")
+    ]
     assert os.listdir(tmp_path / "other") == []
 
 
