@@ -27,6 +27,7 @@ import anyio
 import msgspec
 from tests.crashlab import rules, workload
 from tests.crashlab.disk import Disk, Loss, Tree
+from tests.crashlab.holders import overhear
 from tests.crashlab.mutants import MUTANTS, Mutant
 from tests.crashlab.shim import Call, Kind, Shim, build, preloaded, read_log
 from tests.crashlab.workload import LIVES, RECOVERED_MS, Clock, Player
@@ -106,25 +107,37 @@ def recorded(folder: Path) -> Generator[Callable[[], list[Call]]]:
         os.close(descriptor)
 
 
-async def _write(folder: Path, mark: Callable[[str], None]) -> None:
+async def _write(folder: Path, mark: Callable[[str], None], shown_ms: Callable[[int], int]) -> None:
     clock = Clock()
     done = 0
     for life in LIVES:
-        async with open_store(folder, now_ms=clock, interrupted=workload.INTERRUPTED) as store:
+        async with open_store(
+            folder, now_ms=lambda: shown_ms(clock()), interrupted=workload.INTERRUPTED
+        ) as store:
             mark("ready")
             player = Player(store, clock, done=done, mark=mark)
             await workload.play(player, life)
             done = player.done
 
 
-def record(parent: Path, mutant: Mutant | None = None) -> list[Call]:
-    """The calls of the whole story, told to a new store in `parent`, in a process of its own."""
+def record(
+    parent: Path,
+    mutant: Mutant | None = None,
+    *,
+    shown_ms: Callable[[int], int] = lambda now_ms: now_ms,
+) -> list[Call]:
+    """The calls of the whole story, told to a new store in `parent`, in a process of its own.
+
+    `shown_ms` is what the store's clock shows at a time of the story.
+    """
 
     def run() -> bytes:
         if mutant is not None:
             mutant.while_writing()
         with recorded(parent / STORE) as calls:
-            anyio.run(_write, parent / STORE, Shim().mark)
+            mark = Shim().mark
+            sys.addaudithook(overhear(mark))
+            anyio.run(_write, parent / STORE, mark, shown_ms)
             return msgspec.msgpack.encode([_flat(call) for call in calls()])
 
     return [Call(Kind(kind), *rest) for kind, *rest in msgspec.msgpack.decode(_forked(run))]

@@ -252,7 +252,12 @@ async def play(player: Player, acts: Sequence[Act]) -> bool:
 
 
 async def look(store: Store) -> bytes:
-    """All that a store shows, as JSON. The size and hash of archive files are left out: their
+    """All that a store shows, as JSON; see `see`."""
+    return msgspec.json.encode(await see(store))
+
+
+async def see(store: Store) -> list[object]:
+    """All that a store shows. The size and hash of archive files are left out: their
     format is each store's own. Reading an archived revision verifies the whole file.
     """
     events = await store.events_of_all(after_ordinal=0, limit=10_000)
@@ -270,7 +275,7 @@ async def look(store: Store) -> bytes:
     for name in dict.fromkeys(names):
         if name is not None:
             seen.append(await _operation(store, name))
-    return msgspec.json.encode(seen)
+    return seen
 
 
 class _OfAnEvent(msgspec.Struct):
