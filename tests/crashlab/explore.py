@@ -143,11 +143,15 @@ def record(
     return [Call(Kind(kind), *rest) for kind, *rest in msgspec.msgpack.decode(_forked(run))]
 
 
-def record_opening(parent: Path) -> list[Call]:
-    """The calls of opening and closing the store that is in `parent`."""
+def record_opening(parent: Path, done: int) -> list[Call]:
+    """The calls of opening and closing the store that is in `parent`, behind the two marks that
+    it has `done` changes.
+    """
 
     def run() -> bytes:
         with recorded(parent / STORE) as calls:
+            Shim().mark(f"B {done}")
+            Shim().mark(f"A {done}")
             anyio.run(_write_nothing, parent / STORE, Shim().mark)
             return msgspec.msgpack.encode([_flat(call) for call in calls()])
 
@@ -447,8 +451,8 @@ def main() -> int:
         reports = {"the story": explore(calls, root / "new", size)}
         reports["the story"].violations += broken
         (root / "older").mkdir()
-        workload.make_older_store(root / "older" / STORE)
-        reports["the upgrade"] = explore_upgrade(root / "older", size)
+        done = anyio.run(workload.make_older_store, root / "older" / STORE)
+        reports["the upgrade"] = explore_upgrade(root / "older", done, size)
         for name, report in reports.items():
             wrong |= bool(report.violations)
             rows[name] = _row(report)
@@ -468,15 +472,16 @@ def main() -> int:
     return int(wrong)
 
 
-def explore_upgrade(parent: Path, size: Size) -> Report:
-    """Cut while a store of an older schema is opened."""
+def explore_upgrade(parent: Path, done: int, size: Size) -> Report:
+    """Cut while a store of an older schema is opened, which has `done` changes of the story."""
     initial = read_tree(parent)
-    calls = record_opening(parent)
+    calls = record_opening(parent, done)
     start_s = time.perf_counter()
     scratch = Path(tempfile.mkdtemp(prefix="recapd-"))
     disk = Disk(calls, parent, initial)
     try:
-        report = Explorer(disk, size, scratch / "state", 0).explore(disk.moments())
+        explorer = Explorer(disk, size, scratch / "state", 0)
+        report = explorer.explore(disk.moments()[2:])  # behind the marks
     finally:
         shutil.rmtree(scratch)
     report.seconds = time.perf_counter() - start_s
