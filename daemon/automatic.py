@@ -93,11 +93,13 @@ class Automatic:
         settings: Settings,
         *,
         now_ms: Callable[[], int],
+        elapsed_ms: Callable[[], int],
         new_id: Callable[[], str],
     ) -> None:
         self._compactions = compactions
         self._settings = settings
         self._now_ms = now_ms
+        self._elapsed_ms = elapsed_ms
         self._new_id = new_id
         self._memories: dict[str, _Memory] = {}  # by session id
         self._breakers: dict[str, Breaker] = {}  # by summarizer
@@ -268,7 +270,7 @@ class Automatic:
 
     def _new_breaker(self) -> Breaker:
         settings = self._settings
-        return Breaker(settings.breaker_failures, 1000 * settings.breaker_wait_s, self._now_ms)
+        return Breaker(settings.breaker_failures, 1000 * settings.breaker_wait_s, self._elapsed_ms)
 
 
 def _failure(ended: Pending[bytes]) -> RpcError | None:

@@ -6,13 +6,14 @@ from collections.abc import Callable
 class Breaker:
     """Open after `failures_max` failures in a row; then one try is let through after `wait_ms`.
 
-    A success closes it, whoever had it; another failure of the one try opens it anew.
+    A success closes it, whoever had it; another failure of the one try opens it anew. `elapsed_ms`
+    is a clock that nobody sets.
     """
 
-    def __init__(self, failures_max: int, wait_ms: int, now_ms: Callable[[], int]) -> None:
+    def __init__(self, failures_max: int, wait_ms: int, elapsed_ms: Callable[[], int]) -> None:
         self._failures_max = failures_max
         self._wait_ms = wait_ms
-        self._now_ms = now_ms
+        self._elapsed_ms = elapsed_ms
         self._failures = 0
         self._open_until_ms: int | None = None  # None: closed
         self._trying = False  # the one that was let through is under way
@@ -26,7 +27,7 @@ class Breaker:
     @property
     def left_ms(self) -> int:
         """How long nothing is tried, in milliseconds."""
-        return max(0, (self._open_until_ms or 0) - self._now_ms())
+        return max(0, (self._open_until_ms or 0) - self._elapsed_ms())
 
     def enter(self) -> None:
         """A try begins; `succeed`, `fail` or `leave` is to follow."""
@@ -50,6 +51,6 @@ class Breaker:
         self._failures += 1
         if self._failures < self._failures_max:
             return False
-        self._open_until_ms = self._now_ms() + self._wait_ms
+        self._open_until_ms = self._elapsed_ms() + self._wait_ms
         self.openings += 1
         return True

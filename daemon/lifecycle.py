@@ -52,6 +52,10 @@ def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+def _elapsed_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
 _INTERRUPTED = CompactionFailed(
     stage="interrupted", retryable=True, hint="The server stopped before it was done."
 )
@@ -62,6 +66,7 @@ async def serve(
     *,
     ready: Callable[[], None],
     now_ms: Callable[[], int] = _now_ms,
+    elapsed_ms: Callable[[], int] = _elapsed_ms,
 ) -> ExitCode:
     """Serve until a signal or `server.shutdown` ends it. `ready` is called once connections are
     taken.
@@ -74,7 +79,7 @@ async def serve(
     try:
         async with anyio.create_task_group() as tasks:
             await tasks.start(_watch_signals, stopping)
-            await _serve(settings, stopping, ready, now_ms)
+            await _serve(settings, stopping, ready, now_ms, elapsed_ms)
             tasks.cancel_scope.cancel()
         logger.info("stopped")
         return ExitCode.STOPPED
@@ -111,6 +116,7 @@ async def _serve(
     stopping: Stopping,
     ready: Callable[[], None],
     now_ms: Callable[[], int],
+    elapsed_ms: Callable[[], int],
 ) -> None:
     interrupted = msgspec.json.encode(_INTERRUPTED.to_wire())
     async with open_store(settings.data_dir, now_ms=now_ms, interrupted=interrupted) as store:
@@ -118,7 +124,9 @@ async def _serve(
             logger.warning("removed %d files that a crash had left", store.swept)
         with bound_socket(settings.socket) as bound:
             async with anyio.create_task_group() as tasks:
-                service = Service(store, settings, tasks, stopping, now_ms=now_ms)
+                service = Service(
+                    store, settings, tasks, stopping, now_ms=now_ms, elapsed_ms=elapsed_ms
+                )
                 async with anyio.create_task_group() as connections:
                     connections.start_soon(accept_connections, bound, service, connections)
                     with _collector_at_ease():

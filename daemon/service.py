@@ -86,6 +86,7 @@ class Service:
         stopping: Stopping,
         *,
         now_ms: Callable[[], int],
+        elapsed_ms: Callable[[], int],
         new_id: Callable[[], str] = _random_id,
     ) -> None:
         self.store = store
@@ -101,7 +102,9 @@ class Service:
         self.subscriptions = Subscriptions(store)
         self.compactions = Compactions(store, self.actors, self.subscriptions, tasks, now_ms)
         self.past = Past(store, self.actors, self.compactions)
-        self.automatic = Automatic(self.compactions, settings, now_ms=now_ms, new_id=new_id)
+        self.automatic = Automatic(
+            self.compactions, settings, now_ms=now_ms, elapsed_ms=elapsed_ms, new_id=new_id
+        )
         self.dispatcher = Dispatcher(_HANDLERS)
         self.stopping = stopping
         self.draining = False

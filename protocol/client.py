@@ -269,6 +269,10 @@ class Client:
     ) -> m.SessionResult: ...
     @overload
     async def request(
+        self, method: Literal["session.verify"], params: m.VerifyParams
+    ) -> m.VerifyResult: ...
+    @overload
+    async def request(
         self, method: Literal["session.delete"], params: m.DeleteParams
     ) -> m.DeleteResult: ...
     @overload

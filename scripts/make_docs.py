@@ -1,4 +1,5 @@
-"""Write openrpc.json and docs/protocol.md anew, from the code and `protocol.in.md`.
+"""Write openrpc.json and docs/protocol.md anew, from the code and `protocol.in.md`; and into
+docs/durability.md the tests of each promise, from their marks.
 
     python scripts/make_docs.py [--check] [FOLDER]
 
@@ -7,6 +8,7 @@ that is not what the code makes is named, and then the exit code is 1.
 """
 
 import argparse
+import ast
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -333,13 +335,44 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
+PROMISE: Final = re.compile(r"^(\| ([A-Z]\d+) \| .+? \|)[^|]*\|$", re.M)
+"""A row of docs/durability.md: an id, a sentence, and the tests that prove it."""
+
+
+def promises(page: str, folder: Path) -> str:
+    """The page, with the files of tests that carry each promise's mark."""
+    found: dict[str, set[str]] = {}
+    for path in sorted(folder.rglob("test_*.py")):
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            match node:
+                case ast.Call(func=ast.Attribute(attr="promise"), args=ids):
+                    name = path.relative_to(folder).as_posix()
+                    for id in ids:
+                        found.setdefault(ast.literal_eval(id), set()).add(name)
+                case _:
+                    pass
+    unknown = found.keys() - {id for _, id in PROMISE.findall(page)}
+    if unknown:
+        raise ValueError(f"marked and not promised: {unknown}")
+
+    def fill(row: re.Match[str]) -> str:
+        return f"{row[1]} {', '.join(f'`{name}`' for name in sorted(found.get(row[2], ())))} |"
+
+    return PROMISE.sub(fill, page)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(usage=(__doc__ or "").split("\n\n")[1].strip())
     parser.add_argument("--check", action="store_true")
     parser.add_argument("folder", type=Path, nargs="?", default=PROJECT)
     arguments = parser.parse_args()
     page = reference(msgspec.json.decode(openrpc_json()), TEMPLATE.read_text("utf-8"))
-    made = {"openrpc.json": openrpc_json(), "docs/protocol.md": page.encode()}
+    durability = (PROJECT / "docs/durability.md").read_text("utf-8")
+    made = {
+        "openrpc.json": openrpc_json(),
+        "docs/protocol.md": page.encode(),
+        "docs/durability.md": promises(durability, PROJECT / "tests").encode(),
+    }
     old = 0
     for name, content in made.items():
         path: Path = arguments.folder / name

@@ -60,8 +60,8 @@ class Size:
     again_losses: int  # of the second cut, at most
 
 
-ORDINARY: Final = Size(3, 2, losses_max=8, twice=10, go_on=30, again=80, again_losses=20)
-LONG: Final = Size(8, 60, losses_max=1000, twice=1, go_on=20, again=40, again_losses=150)
+ORDINARY: Final = Size(3, 2, losses_max=8, twice=20, go_on=40, again=80, again_losses=8)
+LONG: Final = Size(8, 60, losses_max=200, twice=2, go_on=50, again=200, again_losses=60)
 QUICK: Final = Size(2, 1, losses_max=8, twice=10_000, go_on=10_000, again=10_000, again_losses=0)
 
 

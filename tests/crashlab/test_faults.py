@@ -18,11 +18,11 @@ LONG = os.environ.get("RECAPD_LONG") == "1"
 def test_a_failing_disk_gets_a_true_answer_and_is_served_again(
     project_root: Path, tmp_path: Path
 ) -> None:
-    """Every call in the long run, each fourth in the ordinary one."""
+    """Every call in the long run, each sixth in the ordinary one."""
     run = subprocess.run(
         [
             *(sys.executable, "-m", "tests.crashlab.faults", "--json"),
-            *("--every", "1" if LONG else "4"),
+            *("--every", "1" if LONG else "6"),
         ],
         cwd=project_root,
         env=preloaded(build(tmp_path)),

@@ -248,7 +248,10 @@ def start(folder: Path) -> Callable[..., AbstractAsyncContextManager[Daemon]]:
 
     @asynccontextmanager
     async def start(
-        *, now_ms: Callable[[], int] | None = None, **settings: object
+        *,
+        now_ms: Callable[[], int] | None = None,
+        elapsed_ms: Callable[[], int] | None = None,
+        **settings: object,
     ) -> AsyncGenerator[Daemon]:
         resolved = resolve(
             {"data_dir": folder / "data", "socket": folder / "rpc.sock", **settings}, {}
@@ -258,8 +261,9 @@ def start(folder: Path) -> Callable[..., AbstractAsyncContextManager[Daemon]]:
 
         async def run() -> None:
             try:
-                clock: Message = {} if now_ms is None else {"now_ms": now_ms}
-                daemon.exit_codes.append(await serve(resolved, ready=ready.set, **clock))
+                clocks: Message = {"now_ms": now_ms, "elapsed_ms": elapsed_ms}
+                clocks = {name: clock for name, clock in clocks.items() if clock is not None}
+                daemon.exit_codes.append(await serve(resolved, ready=ready.set, **clocks))
             finally:
                 daemon.stopped.set()
                 ready.set()

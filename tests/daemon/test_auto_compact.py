@@ -440,7 +440,7 @@ async def test_a_summarizer_that_is_down_is_left_alone_by_every_session(
     """Three failures in a row, ten minutes; said once for each session, and by `server.health`."""
     gate.fails_with = DOWN
     gate.open()
-    async with start(now_ms=clock) as daemon, daemon.connect() as peer:
+    async with start(elapsed_ms=clock) as daemon, daemon.connect() as peer:
         failed, skipped = ("failed", "compaction_failed"), ("skipped", "breaker_open")
         for name in "abc":
             assert (await peer.call("server.health"))["warnings"] == []
@@ -497,7 +497,7 @@ async def test_a_client_is_not_held_up_and_its_success_ends_the_waiting(
 ) -> None:
     gate.fails_with = DOWN
     gate.open()
-    async with start(now_ms=clock, breaker_failures=1) as daemon, daemon.connect() as peer:
+    async with start(elapsed_ms=clock, breaker_failures=1) as daemon, daemon.connect() as peer:
         await cross(peer, "a")
         assert await ended(peer, 1) == [("failed", "compaction_failed")]
         await peer.call("session.create", session_id="b", items=[BIG])
@@ -520,7 +520,7 @@ async def test_a_history_that_cannot_be_summarised_holds_up_no_other_session(
     """Only what its provider is to blame for counts against a summarizer."""
     gate.fails_with = UNFIT
     gate.open()
-    async with start(now_ms=clock) as daemon, daemon.connect() as peer:
+    async with start(elapsed_ms=clock) as daemon, daemon.connect() as peer:
         failed, skipped = ("failed", "compaction_failed"), ("skipped", "breaker_open")
         await cross(peer, "a")
         for count in (1, 2, 3):
@@ -547,7 +547,7 @@ async def test_an_unexpected_fault_counts_against_its_session(
     gate.fails_with = ZeroDivisionError()
     gate.open()
     incidents += ["ZeroDivisionError"] * 3
-    async with start(now_ms=clock) as daemon, daemon.connect() as peer:
+    async with start(elapsed_ms=clock) as daemon, daemon.connect() as peer:
         await cross(peer, "a")
         for count in range(1, 10):
             await append(peer, user("x"))
@@ -564,7 +564,7 @@ async def test_only_failures_in_a_row_open_a_breaker(
 ) -> None:
     """A cancel, and a summary that was made, are no failures; a success in between counts."""
     gate.fails_with = DOWN
-    async with start(now_ms=clock, breaker_failures=2) as daemon, daemon.connect() as peer:
+    async with start(elapsed_ms=clock, breaker_failures=2) as daemon, daemon.connect() as peer:
         await cross(peer, "a")
         for count in (1, 2, 3):
             await gate.reached(count)
@@ -598,7 +598,7 @@ async def test_a_try_that_tells_nothing_leaves_the_way_open_for_the_next(
     """The one that is let through may be cancelled, or may not have begun."""
     gate.fails_with = DOWN
     gate.open()
-    async with start(now_ms=clock, breaker_failures=1) as daemon, daemon.connect() as peer:
+    async with start(elapsed_ms=clock, breaker_failures=1) as daemon, daemon.connect() as peer:
         await cross(peer, "a")
         await ended(peer, 1)
         clock.ms += WAIT_MS
@@ -629,7 +629,7 @@ async def test_one_that_could_not_begin_tells_nothing_either(
     gate.fails_with = DOWN
     gate.open()
     async with (
-        start(now_ms=clock, breaker_failures=1) as daemon,
+        start(elapsed_ms=clock, breaker_failures=1) as daemon,
         daemon.connect() as peer,
         daemon.connect() as other,
     ):
@@ -751,7 +751,7 @@ async def test_a_deleted_session_takes_its_own_with_it(peer: Peer, gate: Gate) -
 
 async def test_a_new_session_of_an_old_id_is_tried_anew(start: Start, clock: Clock) -> None:
     """Generation and setting are the same; what was of no gain is another history."""
-    async with start(now_ms=clock) as daemon, daemon.connect() as peer:
+    async with start(elapsed_ms=clock) as daemon, daemon.connect() as peer:
         items = [{"role": "system", "content": "0 " * 8_200}, user("a")]
         await peer.call("session.create", session_id="a", items=items, auto_compact=LINE)
         assert await ended(peer, 1) == [("skipped", "no_gain")]

@@ -306,6 +306,7 @@ async def test_an_event_that_fits_into_no_frame_ends_its_connection_only(
 # Clients that do not read.
 
 
+@pytest.mark.promise("N2")
 async def test_a_client_that_does_not_read_is_dropped_and_disturbs_nobody(start: Start) -> None:
     """PROMISES.md N2; PROTOCOL.md §1, "Slow subscriber"."""
     async with start(send_timeout_s=1) as daemon, AsyncExitStack() as stack:
@@ -363,6 +364,7 @@ async def test_a_frame_that_does_not_end_ends_its_connection_and_an_idle_one_sta
         assert (await other.call("server.info"))["connections"] == 2
 
 
+@pytest.mark.promise("N2", "J2")
 async def test_what_waits_for_a_client_that_does_not_read_is_bounded(start: Start) -> None:
     """PROMISES.md J2, N2: reads wait until the client has taken what it asked for before."""
     async with start(send_timeout_s=60) as daemon, daemon.connect() as other:

@@ -2,9 +2,12 @@
 
 import asyncio
 import gc
+import itertools
 import random
 import socket
 import struct
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import anyio
@@ -321,3 +324,47 @@ async def test_a_session_that_is_gone_takes_no_place(peer: Peer) -> None:
                 await peer.call(method, session_id=f"none-{number}", **params)
     assert waiting_events() <= before + 5
     assert (await peer.call("server.info"))["sessions_loaded"] == 0
+
+
+DAY_MS = 86_400_000
+
+
+@pytest.mark.promise("T1")
+@pytest.mark.parametrize("jumps_ms", [[0], [-30 * DAY_MS, 30 * DAY_MS, 0], [-1], [30 * DAY_MS]])
+async def test_a_clock_that_jumps_or_stands_still_changes_no_order(
+    start: Callable[..., AbstractAsyncContextManager[Daemon]], jumps_ms: list[int]
+) -> None:
+    """Revisions, ids and numbers of events tell the order; times are only shown."""
+    jumps = itertools.cycle(jumps_ms)
+    shown_ms = 1_796_083_200_000
+
+    def now_ms() -> int:
+        nonlocal shown_ms
+        shown_ms += next(jumps)
+        return shown_ms
+
+    async with start(now_ms=now_ms) as daemon, daemon.connect() as peer:
+        await peer.call("session.create", session_id="a", items=[user("x")])
+        subscription = await peer.call("session.subscribe", session_id="a", since=0)
+        for number in range(3):
+            await peer.call("session.append", session_id="a", items=[user(f"{number}")] * 2)
+        compacted = await peer.call("session.compact", session_id="a", operation_id="op")
+        await peer.call("session.restore", session_id="a", revision=4)
+        again = await peer.call("session.compact", session_id="a", operation_id="op")
+        assert again == {**compacted, "replayed": True}
+        page = await peer.call("session.get", session_id="a", limit=2)
+        ids = [entry["id"] for entry in page["entries"]]
+        while page["next_cursor"]:
+            page = await peer.call(
+                "session.get", session_id="a", limit=2, cursor=page["next_cursor"]
+            )
+            ids += [entry["id"] for entry in page["entries"]]
+        assert ids == [1, 2, 3, 4, 5, 6, 7]
+        assert subscription["from_seq"] == 0
+        seqs: list[int] = []
+        while len(seqs) < 8:
+            params = (await peer.notice())["params"]
+            seqs += [params["seq"]] if "seq" in params else []  # progress has none
+        assert seqs == [*range(1, 9)]
+        operation = (await peer.call("operation.get", operation_id="op"))["operation"]
+        assert operation["status"] == "completed"

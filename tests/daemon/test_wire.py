@@ -329,6 +329,7 @@ async def test_cancel_request_is_a_notification_only(peer: Peer) -> None:
 # JSON.
 
 
+@pytest.mark.promise("J1")
 @pytest.mark.parametrize(
     "line",
     [
@@ -465,6 +466,7 @@ async def test_a_frame_may_be_nested_up_to_the_limit(peer: Peer) -> None:
     await still_works(peer)
 
 
+@pytest.mark.promise("J3")
 async def test_a_frame_over_the_limit_is_answered_and_ends_the_connection(
     start: Any,
 ) -> None:
@@ -571,6 +573,7 @@ def parsing_suite(corpus: Path) -> dict[str, bytes]:
     return found
 
 
+@pytest.mark.promise("J1")
 async def test_the_json_parsing_suite_never_ends_the_connection(
     daemon: Daemon, corpus: Path
 ) -> None:

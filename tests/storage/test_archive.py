@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import shutil
 import socket
 import sys
@@ -544,3 +545,17 @@ def test_the_checksum_of_the_stream_is_on(tmp_path: Path) -> None:
     write(tmp_path)
     descriptor = archive_path(tmp_path, "session", 7).read_bytes()[4]
     assert descriptor & 0b100  # RFC 8878 §3.1.1.1.1, Content_Checksum_flag
+
+
+@pytest.mark.promise("S5")
+def test_no_id_of_a_session_leads_out_of_the_folder(tmp_path: Path) -> None:
+    """Whatever its characters are: folder and file are called after a hash and a number."""
+    alphabet = "abcXYZ019_.:-"
+    chosen = random.Random(7)
+    ids = {"".join(chosen.choices(alphabet, k=chosen.randrange(1, 129))) for _ in range(10_000)}
+    ids |= {".", "..", "...", "-", ":", "a" * 128, "../x", "/etc/passwd", "a/b", "\0", "\ud7ff", ""}
+    paths = {archive_path(tmp_path, session_id, 1) for session_id in ids}
+    assert len(paths) == len(ids)
+    for path in paths:
+        assert path.parent.parent == tmp_path
+        assert re.fullmatch(r"[0-9a-f]{64}/1\.jsonl\.zst", str(path.relative_to(tmp_path)))

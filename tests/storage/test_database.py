@@ -124,6 +124,7 @@ async def test_a_cancelled_call_goes_on_as_one_piece(path: Path) -> None:
 # Settings.
 
 
+@pytest.mark.promise("D5")
 async def test_a_writer_has_the_settings_that_durability_rests_on(path: Path) -> None:
     """PROMISES.md D5."""
     connection = await connect(path, writer=True)
@@ -139,6 +140,7 @@ async def test_a_writer_has_the_settings_that_durability_rests_on(path: Path) ->
         await connection.close()
 
 
+@pytest.mark.promise("L3")
 async def test_a_reader_cannot_write(path: Path) -> None:
     """PROMISES.md L3."""
     await (await connect(path, writer=True)).close()
@@ -150,6 +152,7 @@ async def test_a_reader_cannot_write(path: Path) -> None:
         await connection.close()
 
 
+@pytest.mark.promise("D5")
 def test_a_journal_mode_that_does_not_take_is_refused() -> None:
     """PROMISES.md A.3: a database in memory answers `memory`, and a failing disk says as little."""
     db = sqlite3.connect(":memory:")
@@ -158,6 +161,7 @@ def test_a_journal_mode_that_does_not_take_is_refused() -> None:
     db.close()
 
 
+@pytest.mark.promise("D5")
 async def test_an_error_while_the_journal_mode_is_switched_is_not_swallowed(
     folder: Path, interfere: Interfere
 ) -> None:
@@ -204,6 +208,7 @@ def test_every_migration_that_is_there_is_made() -> None:
     assert sorted(names) == [f"{number:04}.sql" for number in range(1, SCHEMA_VERSION + 1)]
 
 
+@pytest.mark.promise("R8")
 async def test_the_store_of_an_older_recapd_is_brought_to_the_present_version(
     folder: Path,
 ) -> None:
@@ -231,6 +236,7 @@ async def test_the_store_of_an_older_recapd_is_brought_to_the_present_version(
         assert (await store.session("fork")).parent == Parent("s", 1)
 
 
+@pytest.mark.promise("R8")
 def test_a_migration_that_fails_leaves_the_database_as_it_was(path: Path) -> None:
     """PROMISES.md R8: each in one transaction."""
     db = sqlite3.connect(path, isolation_level=None)
@@ -243,6 +249,7 @@ def test_a_migration_that_fails_leaves_the_database_as_it_was(path: Path) -> Non
     db.close()
 
 
+@pytest.mark.promise("R8")
 @pytest.mark.parametrize("with_a_log", [False, True])
 async def test_the_store_of_a_newer_recapd_is_refused_and_left_as_it_is(
     folder: Path, crash: Callable[[Path], Path], with_a_log: bool
@@ -276,6 +283,7 @@ def modes_below(folder: Path) -> dict[str, int]:
     return {".": stat.S_IMODE(folder.lstat().st_mode), **modes}
 
 
+@pytest.mark.promise("S1")
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
 async def test_every_file_of_a_store_is_private_whatever_the_umask(
     folder: Path, umask: int, compact: Compact
@@ -302,6 +310,7 @@ async def test_every_file_of_a_store_is_private_whatever_the_umask(
     }
 
 
+@pytest.mark.promise("S1")
 async def test_a_database_that_others_could_read_is_made_private(folder: Path) -> None:
     """Promise 11: as a copy from a backup may be."""
     async with open_store(folder):
@@ -312,6 +321,7 @@ async def test_a_database_that_others_could_read_is_made_private(folder: Path) -
     assert {modes[name] for name in ("store.db", "store.db-wal", "store.db-shm")} == {0o600}
 
 
+@pytest.mark.promise("S4")
 @pytest.mark.parametrize(
     "what", ["a link", "a dangling link", "a second name", "a pipe", "a folder"]
 )
@@ -343,6 +353,7 @@ async def test_what_is_no_plain_file_is_refused_in_place_of_the_database(
     assert not (tmp_path / "nowhere").exists()
 
 
+@pytest.mark.promise("S1")
 def test_another_users_database_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """PROMISES.md S1."""
     another = os.geteuid() + 1
@@ -351,6 +362,7 @@ def test_another_users_database_is_refused(path: Path, monkeypatch: pytest.Monke
         make_private_file(path)
 
 
+@pytest.mark.promise("L2", "L3")
 async def test_the_database_is_opened_by_sqlite_only(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -387,6 +399,7 @@ async def damaged_store(folder: Path, compact: Compact) -> None:
             file.write(b"\xa5" * 4096)
 
 
+@pytest.mark.promise("R5")
 async def test_a_damaged_database_is_told_at_first_touch_and_not_written_to_any_more(
     folder: Path, compact: Compact
 ) -> None:
@@ -434,6 +447,7 @@ async def test_an_archive_of_a_damaged_history_is_not_made(folder: Path, compact
             await store.append("s", [ITEM]).wait()
 
 
+@pytest.mark.promise("R5")
 @pytest.mark.parametrize("offset", [0, 16, 100])
 async def test_a_damaged_first_page_stops_the_start_and_everything_stays(
     folder: Path, offset: int

@@ -27,6 +27,7 @@ def mode(path: Path) -> int:
 # The lock.
 
 
+@pytest.mark.promise("L1")
 def test_a_second_holder_is_refused_at_once_and_the_next_one_is_not(tmp_path: Path) -> None:
     """Promise 10: a second one says so and leaves."""
     with hold(tmp_path / "lock"):
@@ -37,6 +38,7 @@ def test_a_second_holder_is_refused_at_once_and_the_next_one_is_not(tmp_path: Pa
         pass
 
 
+@pytest.mark.promise("L1", "L2")
 def test_a_lock_dies_with_its_process(tmp_path: Path) -> None:
     """PROMISES.md L1: after kill -9 the next one starts at once."""
     path = tmp_path / "lock"
@@ -53,6 +55,7 @@ def test_a_lock_dies_with_its_process(tmp_path: Path) -> None:
             pass
 
 
+@pytest.mark.promise("L2")
 def test_a_lock_outlives_every_other_descriptor_of_its_file(tmp_path: Path) -> None:
     """PROMISES.md A.7: SQLite's own locks would be gone after this."""
     path = tmp_path / "lock"
@@ -71,6 +74,7 @@ def test_the_lock_file_stays_and_is_private(tmp_path: Path) -> None:
     assert mode(path) == 0o600
 
 
+@pytest.mark.promise("S4")
 @pytest.mark.parametrize("target", ["a file", "nothing", "a folder"])
 def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path: Path, target: str) -> None:
     """PROMISES.md S4."""
@@ -88,6 +92,7 @@ def test_a_link_in_place_of_the_lock_is_not_followed(tmp_path: Path, target: str
 # Folders.
 
 
+@pytest.mark.promise("S1")
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
 def test_a_new_folder_is_private_whatever_the_umask(tmp_path: Path, umask: int) -> None:
     """PROMISES.md S1: from the first moment."""
@@ -108,6 +113,7 @@ def test_a_folder_that_others_may_only_read_is_made_private(tmp_path: Path, foun
     assert mode(tmp_path / "store") == 0o700
 
 
+@pytest.mark.promise("S1")
 @pytest.mark.parametrize("found", [0o770, 0o702, 0o777, 0o1777])
 def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path, found: int) -> None:
     """PROMISES.md S1: who knows what they wrote."""
@@ -118,6 +124,7 @@ def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path, found: int
     assert mode(tmp_path / "store") == found
 
 
+@pytest.mark.promise("S1")
 def test_another_users_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """PROMISES.md S1."""
     make_private_folder(tmp_path / "store")

@@ -222,6 +222,7 @@ async def test_what_was_not_committed_is_told_as_failed(
         await assert_told_once(store, heard)
 
 
+@pytest.mark.promise("D7")
 @pytest.mark.parametrize("made", [True, False])
 @pytest.mark.parametrize("first", ["a change", "a read"])
 async def test_an_outcome_that_cannot_be_established_is_unknown_until_the_disk_works_again(
@@ -254,6 +255,7 @@ async def test_an_outcome_that_cannot_be_established_is_unknown_until_the_disk_w
         await assert_told_once(store, heard)
 
 
+@pytest.mark.promise("D6")
 async def test_nothing_is_written_behind_what_a_failed_sync_may_have_lost(
     folder: Path, interfere: Interfere, statements: list[str]
 ) -> None:
@@ -353,6 +355,7 @@ async def test_an_archive_that_cannot_be_removed_does_not_undo_the_deletion(
 # A full disk.
 
 
+@pytest.mark.promise("F2")
 async def test_a_full_disk_refuses_what_does_not_fit_and_serves_on(
     folder: Path, interfere: Interfere, compact: Compact
 ) -> None:
@@ -528,6 +531,7 @@ async def test_transient_sessions_do_not_outlive_their_process(
             assert last.method == "session.deleted"
 
 
+@pytest.mark.promise("R3")
 async def test_a_start_sweeps_what_no_row_names_and_keeps_what_one_does(
     folder: Path, compact: Compact
 ) -> None:
@@ -599,6 +603,7 @@ async def test_a_history_whose_archive_is_gone_is_not_replaced(
         assert len(await entries(store, "s", 1)) == 1
 
 
+@pytest.mark.promise("R4")
 async def test_a_damaged_archive_is_an_error_that_names_it_and_the_session_goes_on(
     folder: Path, compact: Compact
 ) -> None:
@@ -1084,6 +1089,7 @@ async def test_a_store_is_opened_once(folder: Path) -> None:
         assert len(await entries(store, "s")) == 2
 
 
+@pytest.mark.promise("S4")
 @pytest.mark.parametrize("place", ["", "archives"])
 async def test_a_link_in_place_of_a_folder_is_refused(
     folder: Path, tmp_path: Path, place: str
@@ -1108,6 +1114,7 @@ async def test_the_folders_above_may_be_links(tmp_path: Path) -> None:
     assert (tmp_path / "disk" / "store" / "store.db").exists()
 
 
+@pytest.mark.promise("D4")
 async def test_the_names_of_all_new_folders_are_durable_before_it_is_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

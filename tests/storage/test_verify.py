@@ -64,7 +64,7 @@ def link(path: Path) -> None:
         (flip, "archive_corrupt", False),
         (cut, "archive_corrupt", True),
         (lengthen, "archive_corrupt", True),
-        (swap, "archive_corrupt", False),
+        (swap, "archive_corrupt", None),
         (Path.unlink, "archive_missing", True),
         (link, "archive_missing", True),
     ],
@@ -74,15 +74,15 @@ async def test_a_damaged_archive_is_found(
     compact: Compact,
     damage: Callable[[Path], None],
     kind: str,
-    by_structure: bool,
+    by_structure: bool | None,
 ) -> None:
     await fill(folder, compact)
     async with open_store(folder) as store:
         damage(archive_path(folder / "archives", "a", 1))
         expected = [Fault("a", 1, kind)]  # type: ignore[arg-type]
         assert await faults_of(store, "a", whole=True) == expected
-        assert await faults_of(store, "a", whole=False) == (expected if by_structure else [])
-        if damage is not swap:
+        if by_structure is not None:  # two archives may have one size
+            assert await faults_of(store, "a", whole=False) == (expected if by_structure else [])
             assert await faults_of(store, "b", whole=True) == []
 
 
