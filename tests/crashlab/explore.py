@@ -62,6 +62,7 @@ class Size:
 
 ORDINARY: Final = Size(3, 2, losses_max=8, twice=20, go_on=40, again=80, again_losses=8)
 LONG: Final = Size(8, 60, losses_max=200, twice=2, go_on=50, again=200, again_losses=60)
+UPGRADE: Final = Size(8, 60, losses_max=1000, twice=2, go_on=5, again=5, again_losses=10)
 QUICK: Final = Size(2, 1, losses_max=8, twice=10_000, go_on=10_000, again=10_000, again_losses=0)
 
 
@@ -452,7 +453,7 @@ def main() -> int:
         reports["the story"].violations += broken
         (root / "older").mkdir()
         done = anyio.run(workload.make_older_store, root / "older" / STORE)
-        reports["the upgrade"] = explore_upgrade(root / "older", done, size)
+        reports["the upgrade"] = explore_upgrade(root / "older", done)
         for name, report in reports.items():
             wrong |= bool(report.violations)
             rows[name] = _row(report)
@@ -472,15 +473,18 @@ def main() -> int:
     return int(wrong)
 
 
-def explore_upgrade(parent: Path, done: int, size: Size) -> Report:
-    """Cut while a store of an older schema is opened, which has `done` changes of the story."""
+def explore_upgrade(parent: Path, done: int) -> Report:
+    """Cut while a store of an older schema is opened, which has `done` changes of the story.
+
+    There are few states, and all of them are opened.
+    """
     initial = read_tree(parent)
     calls = record_opening(parent, done)
     start_s = time.perf_counter()
     scratch = Path(tempfile.mkdtemp(prefix="recapd-"))
     disk = Disk(calls, parent, initial)
     try:
-        explorer = Explorer(disk, size, scratch / "state", 0)
+        explorer = Explorer(disk, UPGRADE, scratch / "state", 0)
         report = explorer.explore(disk.moments()[2:])  # behind the marks
     finally:
         shutil.rmtree(scratch)
