@@ -380,7 +380,7 @@ class Explorer:
 
 
 def explore(calls: list[Call], root: Path, size: Size, *, mutant: str | None = None) -> Report:
-    """Cut at every moment of a recorded run, on two processes."""
+    """Cut at every moment of a recorded run, on several processes."""
     start_s = time.perf_counter()
     disk = Disk(calls, root)
     moments = disk.moments()
