@@ -6,9 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.crashlab.shim import build, preloaded
+from tests.crashlab.shim import NEEDS_GCC, build, preloaded
 
 
+@NEEDS_GCC
 @pytest.mark.timeout(300)
 @pytest.mark.promise("D3", "L2", "L3", "T1")
 def test_files_are_held_as_promised_and_the_clock_decides_nothing(
