@@ -27,6 +27,7 @@ import anyio
 import msgspec
 from tests.crashlab import rules, workload
 from tests.crashlab.disk import Disk, Loss, Tree
+from tests.crashlab.holders import overhear
 from tests.crashlab.mutants import MUTANTS, Mutant
 from tests.crashlab.shim import Call, Kind, Shim, build, preloaded, read_log
 from tests.crashlab.workload import LIVES, RECOVERED_MS, Clock, Player
@@ -61,6 +62,7 @@ class Size:
 
 ORDINARY: Final = Size(3, 2, losses_max=8, twice=20, go_on=40, again=80, again_losses=8)
 LONG: Final = Size(8, 60, losses_max=200, twice=2, go_on=50, again=200, again_losses=60)
+UPGRADE: Final = Size(8, 60, losses_max=1000, twice=2, go_on=5, again=5, again_losses=10)
 QUICK: Final = Size(2, 1, losses_max=8, twice=10_000, go_on=10_000, again=10_000, again_losses=0)
 
 
@@ -106,35 +108,51 @@ def recorded(folder: Path) -> Generator[Callable[[], list[Call]]]:
         os.close(descriptor)
 
 
-async def _write(folder: Path, mark: Callable[[str], None]) -> None:
+async def _write(folder: Path, mark: Callable[[str], None], shown_ms: Callable[[int], int]) -> None:
     clock = Clock()
     done = 0
     for life in LIVES:
-        async with open_store(folder, now_ms=clock, interrupted=workload.INTERRUPTED) as store:
+        async with open_store(
+            folder, now_ms=lambda: shown_ms(clock()), interrupted=workload.INTERRUPTED
+        ) as store:
             mark("ready")
             player = Player(store, clock, done=done, mark=mark)
             await workload.play(player, life)
             done = player.done
 
 
-def record(parent: Path, mutant: Mutant | None = None) -> list[Call]:
-    """The calls of the whole story, told to a new store in `parent`, in a process of its own."""
+def record(
+    parent: Path,
+    mutant: Mutant | None = None,
+    *,
+    shown_ms: Callable[[int], int] = lambda now_ms: now_ms,
+) -> list[Call]:
+    """The calls of the whole story, told to a new store in `parent`, in a process of its own.
+
+    `shown_ms` is what the store's clock shows at a time of the story.
+    """
 
     def run() -> bytes:
         if mutant is not None:
             mutant.while_writing()
         with recorded(parent / STORE) as calls:
-            anyio.run(_write, parent / STORE, Shim().mark)
+            mark = Shim().mark
+            sys.addaudithook(overhear(mark))
+            anyio.run(_write, parent / STORE, mark, shown_ms)
             return msgspec.msgpack.encode([_flat(call) for call in calls()])
 
     return [Call(Kind(kind), *rest) for kind, *rest in msgspec.msgpack.decode(_forked(run))]
 
 
-def record_opening(parent: Path) -> list[Call]:
-    """The calls of opening and closing the store that is in `parent`."""
+def record_opening(parent: Path, done: int) -> list[Call]:
+    """The calls of opening and closing the store that is in `parent`, behind the two marks that
+    it has `done` changes.
+    """
 
     def run() -> bytes:
         with recorded(parent / STORE) as calls:
+            Shim().mark(f"B {done}")
+            Shim().mark(f"A {done}")
             anyio.run(_write_nothing, parent / STORE, Shim().mark)
             return msgspec.msgpack.encode([_flat(call) for call in calls()])
 
@@ -362,7 +380,7 @@ class Explorer:
 
 
 def explore(calls: list[Call], root: Path, size: Size, *, mutant: str | None = None) -> Report:
-    """Cut at every moment of a recorded run, on two processes."""
+    """Cut at every moment of a recorded run, on several processes."""
     start_s = time.perf_counter()
     disk = Disk(calls, root)
     moments = disk.moments()
@@ -434,8 +452,8 @@ def main() -> int:
         reports = {"the story": explore(calls, root / "new", size)}
         reports["the story"].violations += broken
         (root / "older").mkdir()
-        workload.make_older_store(root / "older" / STORE)
-        reports["the upgrade"] = explore_upgrade(root / "older", size)
+        done = anyio.run(workload.make_older_store, root / "older" / STORE)
+        reports["the upgrade"] = explore_upgrade(root / "older", done)
         for name, report in reports.items():
             wrong |= bool(report.violations)
             rows[name] = _row(report)
@@ -455,15 +473,19 @@ def main() -> int:
     return int(wrong)
 
 
-def explore_upgrade(parent: Path, size: Size) -> Report:
-    """Cut while a store of an older schema is opened."""
+def explore_upgrade(parent: Path, done: int) -> Report:
+    """Cut while a store of an older schema is opened, which has `done` changes of the story.
+
+    There are few states, and all of them are opened.
+    """
     initial = read_tree(parent)
-    calls = record_opening(parent)
+    calls = record_opening(parent, done)
     start_s = time.perf_counter()
     scratch = Path(tempfile.mkdtemp(prefix="recapd-"))
     disk = Disk(calls, parent, initial)
     try:
-        report = Explorer(disk, size, scratch / "state", 0).explore(disk.moments())
+        explorer = Explorer(disk, UPGRADE, scratch / "state", 0)
+        report = explorer.explore(disk.moments()[2:])  # behind the marks
     finally:
         shutil.rmtree(scratch)
     report.seconds = time.perf_counter() - start_s

@@ -22,7 +22,9 @@ def first_told(disk: Disk) -> dict[int, int]:
 
 def broken_order(disk: Disk) -> Iterator[str]:
     """PROMISES.md D3: archive, its sync, its name, its folder's sync, log, its sync, the news."""
-    for number, index in first_told(disk).items():
+    told = first_told(disk)
+    begun = {int(text[2:]): index for index, text in disk.marks if text.startswith("B ")}
+    for number, index in told.items():
         for step in disk.pending(index):
             if disk.label(step).endswith(_LOG):
                 yield f"change {number} is told before the log is synced"
@@ -33,6 +35,9 @@ def broken_order(disk: Disk) -> Iterator[str]:
             yield f"{name.name} has its name before its bytes are synced"
         if any(name.call < step.call <= name.durable_at for step in log):
             yield f"{name.name} is spoken of in the log before its name is synced"
+        for number, index in begun.items():
+            if index < name.call < told[number]:
+                yield f"{name.name} has its name after change {number} was handed over"
 
 
 def _archive_names(disk: Disk) -> list[Step]:

@@ -2,7 +2,7 @@
 
 A test builds it, starts a child under it, and the child drives it::
 
-    library = build(tmp_path)                       # skips the test where there is no gcc
+    library = build(tmp_path)                       # the test is marked NEEDS_GCC
     subprocess.run([...], env=preloaded(library))
 
     # in the child
@@ -83,10 +83,13 @@ class Call:
     data: bytes = b""
 
 
+NEEDS_GCC: Final = pytest.mark.skipif(
+    shutil.which("gcc") is None, reason="NOT TESTED: faults of the disk need gcc"
+)
+
+
 def build(folder: Path) -> Path:
-    """Compile the shim into `folder`. Skips the test where there is no gcc."""
-    if shutil.which("gcc") is None:
-        pytest.skip("NOT TESTED: faults of the disk need gcc, which is not installed")
+    """Compile the shim into `folder`, with gcc."""
     library = folder / "shim.so"
     source = Path(__file__).with_name("shim.c")
     options = ["-O2", "-fPIC", "-shared", "-o", str(library), str(source), "-ldl", "-lpthread"]

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 from tests.crashlab.faults import FAULTS
-from tests.crashlab.shim import build, preloaded
+from tests.crashlab.shim import NEEDS_GCC, build, preloaded
 
 LONG = os.environ.get("RECAPD_LONG") == "1"
 
 
+@NEEDS_GCC
 @pytest.mark.timeout(1800)
 @pytest.mark.promise("D5", "D6", "D7", "F1", "F2", "F3")
 def test_a_failing_disk_gets_a_true_answer_and_is_served_again(

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 from tests.crashlab.mutants import MUTANTS
-from tests.crashlab.shim import build, preloaded
+from tests.crashlab.shim import NEEDS_GCC, build, preloaded
 
 LONG = os.environ.get("RECAPD_LONG") == "1"
 
 
+@NEEDS_GCC
 @pytest.mark.timeout(3600)
 @pytest.mark.promise("D1", "D2", "D3", "D4", "D10", "R1", "R2", "R3", "R6", "R8")
 def test_no_cut_of_the_power_loses_or_halves_anything(project_root: Path, tmp_path: Path) -> None:

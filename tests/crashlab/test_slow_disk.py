@@ -5,10 +5,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.crashlab.shim import build, preloaded
+from tests.crashlab.shim import NEEDS_GCC, build, preloaded
 from tests.crashlab.slow_disk import READS
 
 
+@NEEDS_GCC
 @pytest.mark.promise("F7")
 def test_reads_of_other_sessions_do_not_wait_for_a_slow_sync(
     project_root: Path, tmp_path: Path

@@ -8,6 +8,7 @@ changes is what the real one must show after a power cut, once it is opened agai
 
 import sqlite3
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import closing
 from importlib.resources import files
 from pathlib import Path
 from typing import Final, TypeVar
@@ -19,6 +20,7 @@ from recapd.storage.entry import Entry, Reminder, encode_entry
 from recapd.storage.errors import OperationUnknown
 from recapd.storage.memory import open_memory_store
 from recapd.storage.pending import Pending
+from recapd.storage.sqlite import open_store
 from recapd.storage.store import (
     History,
     Kind,
@@ -252,7 +254,12 @@ async def play(player: Player, acts: Sequence[Act]) -> bool:
 
 
 async def look(store: Store) -> bytes:
-    """All that a store shows, as JSON. The size and hash of archive files are left out: their
+    """All that a store shows, as JSON; see `see`."""
+    return msgspec.json.encode(await see(store))
+
+
+async def see(store: Store) -> list[object]:
+    """All that a store shows. The size and hash of archive files are left out: their
     format is each store's own. Reading an archived revision verifies the whole file.
     """
     events = await store.events_of_all(after_ordinal=0, limit=10_000)
@@ -270,7 +277,7 @@ async def look(store: Store) -> bytes:
     for name in dict.fromkeys(names):
         if name is not None:
             seen.append(await _operation(store, name))
-    return msgspec.json.encode(seen)
+    return seen
 
 
 class _OfAnEvent(msgspec.Struct):
@@ -342,13 +349,29 @@ async def expected(done: int, *, to_the_end: bool = False) -> bytes:
         return await go_on(store, clock, done) if to_the_end else await look(store)
 
 
-def make_older_store(folder: Path) -> None:
-    """A store of schema 1 as an older recapd left it: closed, and without a session."""
-    folder.mkdir(mode=0o700)
-    db = sqlite3.connect(folder / "store.db", isolation_level=None)
-    script = files("recapd.storage").joinpath("migrations", "0001.sql").read_text("utf-8")
-    db.execute("PRAGMA journal_mode=WAL").fetchone()
-    db.executescript(f"BEGIN;{script};INSERT INTO store (store_id) VALUES ('older');COMMIT;")
-    db.execute("PRAGMA user_version=1")
-    db.close()
-    (folder / "store.db").chmod(0o600)
+OLDER: Final = LIVES[0][:-1]
+"""What an older recapd could do: no forks."""
+
+
+async def make_older_store(folder: Path) -> int:
+    """A store of schema 1 as an older recapd left it, closed. Returns how many changes it has."""
+    clock = Clock()
+    async with open_store(folder, now_ms=clock) as store:
+        player = Player(store, clock)
+        await play(player, OLDER)
+    with closing(sqlite3.connect(folder / "store.db", isolation_level=None)) as db:
+        for column in ("parent", "auto_compact"):  # what schema 2 added
+            db.execute(f"ALTER TABLE sessions DROP COLUMN {column}")
+        db.execute("PRAGMA user_version=1")
+        with closing(sqlite3.connect(":memory:")) as older:
+            script = files("recapd.storage").joinpath("migrations", "0001.sql").read_text("utf-8")
+            older.executescript(script)
+            assert _columns(db) == _columns(older)
+    return player.done
+
+
+def _columns(db: sqlite3.Connection) -> list[tuple[object, ...]]:
+    return db.execute(
+        "SELECT made.name, made.type, found.* FROM sqlite_schema AS made,"
+        " pragma_table_info(made.name) AS found ORDER BY made.name, found.cid"
+    ).fetchall()

@@ -7,7 +7,7 @@ import json
 import os
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -181,31 +181,52 @@ def _owed(entry: Any) -> Iterator[str | None]:
 class Attacker:
     """A connection that sends frames and counts the answers."""
 
-    def __init__(self, stream: anyio.abc.SocketStream) -> None:
+    def __init__(self, stream: anyio.abc.SocketStream, *, headers: bool) -> None:
         self._stream = stream
+        self._headers = headers  # the framing of the Language Server Protocol
         self._buffer = b""
 
-    async def _lines(self) -> list[bytes]:
+    def _encode(self, frame: bytes) -> bytes:
+        if self._headers:
+            return b"Content-Length: %d\r\n\r\n%b" % (len(frame), frame)
+        return frame + b"\n"
+
+    async def _answers(self) -> Counter[str | None]:
+        """The ids that the next piece answers. Raises EndOfStream."""
         self._buffer += await self._stream.receive(1 << 18)
-        *lines, self._buffer = self._buffer.split(b"\n")
-        return lines
+        messages: list[bytes] = []
+        if self._headers:
+            while b"\r\n\r\n" in self._buffer:
+                header, rest = self._buffer.split(b"\r\n\r\n", 1)
+                length = int(header.removeprefix(b"Content-Length: "))
+                if len(rest) < length:
+                    break
+                messages.append(rest[:length])
+                self._buffer = rest[length:]
+        else:
+            *messages, self._buffer = self._buffer.split(b"\n")
+        return Counter(id for message in messages for id in _answered(json.loads(message)))
 
     async def exchange(self, frames: list[bytes], end: str) -> None:
         """Send frames, and a ping whose answer says that all before it were answered."""
         ping = json.dumps({"jsonrpc": "2.0", "id": end, "method": "protocol.ping"}).encode()
-        got: Counter[str | None] = Counter()
-        wanted: Counter[str | None] = Counter()
+        wanted: Counter[str | None] = Counter([json.dumps(end)])
         for frame in frames:
-            wanted += owed(frame)
+            wanted += owed(frame) if not self._headers or frame.strip() else Counter([None])
+        got: Counter[str | None] = Counter()
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._stream.send, b"\n".join([*frames, ping, b""]))
+            tasks.start_soon(self._stream.send, b"".join(map(self._encode, [*frames, ping])))
             with anyio.move_on_after(WAIT_S):
-                while json.dumps(end) not in got or got.total() - 1 < wanted.total():
-                    for line in await self._lines():
-                        got += Counter(_answered(json.loads(line)))
-        assert json.dumps(end) in got, "not answered"
-        del got[json.dumps(end)]
+                while json.dumps(end) not in got or got.total() < wanted.total():
+                    got += await self._answers()
         assert got == wanted, (wanted - got, got - wanted)
+
+    async def leave(self) -> None:
+        """No answer comes that is not owed."""
+        await self._stream.send_eof()
+        with suppress(anyio.EndOfStream), anyio.fail_after(WAIT_S):
+            while True:
+                assert not await self._answers()
 
 
 def _answered(message: Any) -> Iterator[str | None]:
@@ -218,28 +239,34 @@ def _answered(message: Any) -> Iterator[str | None]:
             yield None if one["id"] is None else json.dumps(one["id"])
 
 
-async def good(client: Client, stop: Callable[[], bool]) -> None:
+class Good:
     """A client that gets what it asks for, whatever others do."""
-    await client.request("session.create", m.CreateParams(session_id="good"))
-    number = 0
-    while not stop():
-        item = b'{"role":"user","content":"%d"}' % number
-        params = m.AppendParams(session_id="good", items=[msgspec.Raw(item)])
-        appended = await client.request("session.append", params)
-        number += 1
-        assert appended.entry_ids == [number]
-        async for entry in client.pages("good", limit=1, order="desc"):
-            assert bytes(entry.item) == item
-            break
-        await anyio.sleep(0.005)  # it is one among many, and not a load of its own
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.rounds = 0
+        self.stopped = False
+
+    async def run(self) -> None:
+        await self._client.request("session.create", m.CreateParams(session_id="good"))
+        while not self.stopped:
+            item = b'{"role":"user","content":"%d"}' % self.rounds
+            params = m.AppendParams(session_id="good", items=[msgspec.Raw(item)])
+            appended = await self._client.request("session.append", params)
+            self.rounds += 1
+            assert appended.entry_ids == [self.rounds]
+            async for entry in self._client.pages("good", limit=1, order="desc"):
+                assert bytes(entry.item) == item
+                break
+            await anyio.sleep(0.005)  # it is one among many, and not a load of its own
 
 
 def resources(process: Process) -> tuple[int, int, int]:
-    """Resident bytes, descriptors and threads."""
+    """The most bytes that were resident so far, descriptors and threads."""
     folder = Path(f"/proc/{process.process.pid}")
     status = dict(line.split(":", 1) for line in (folder / "status").read_text().splitlines())
     return (
-        int(status["VmRSS"].split()[0]) << 10,
+        int(status["VmHWM"].split()[0]) << 10,
         len(os.listdir(folder / "fd")),
         int(status["Threads"]),
     )
@@ -252,14 +279,15 @@ async def test_whatever_is_sent_each_request_has_one_answer_and_others_are_serve
 ) -> None:
     seed = random.randrange(1 << 30) if LONG else 4
     mutator = Mutator(seed)
-    ended = False
     async with serve("--log-level", "warning") as process, process.connect() as client:
         before = resources(process)
+        good = Good(client)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(good, client, lambda: ended)
+            tasks.start_soon(good.run)
             for turn in range(FRAMES // _TURN):
+                served = good.rounds
                 async with await anyio.connect_unix(process.socket) as stream:
-                    attacker = Attacker(stream)
+                    attacker = Attacker(stream, headers=turn % 3 == 2)
                     for start in range(0, _TURN, _AT_ONCE):
                         frames = [mutator.clear_frame() for _ in range(_AT_ONCE)]
                         frames[0] = b" " + frames[0]  # not the C of the other framing
@@ -268,7 +296,9 @@ async def test_whatever_is_sent_each_request_has_one_answer_and_others_are_serve
                         except BaseException as error:
                             error.add_note(f"seed {seed}, turn {turn}, {start}")
                             raise
-            ended = True
+                    await attacker.leave()
+                assert good.rounds > served + 5
+            good.stopped = True
         after = resources(process)
         assert after[0] - before[0] < RSS_GROWTH_BYTES
         assert after[1] <= before[1] + 3
