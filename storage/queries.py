@@ -127,7 +127,7 @@ def list_sessions(db: sqlite3.Connection, query: Query) -> list[Session]:
 
 @contextmanager
 def lines_of(db: sqlite3.Connection, row: SessionRow, indexes: range) -> Generator[Iterator[bytes]]:
-    """The lines of the present history at `indexes`, in their order."""
+    """The lines of the present history at `indexes`, in their order; they raise Damaged."""
     rising = indexes if indexes.step > 0 else indexes[::-1]
     first = row.key << POSITION_BITS | row.base
     rows = db.execute(
@@ -136,7 +136,13 @@ def lines_of(db: sqlite3.Connection, row: SessionRow, indexes: range) -> Generat
         (first + rising.start, first + rising.stop),
     )
     with closing(rows):  # or it would keep its snapshot as long as somebody keeps an exception
-        yield (line for (line,) in rows)
+        yield (_bytes(line) for (line,) in rows)
+
+
+def _bytes(line: object) -> bytes:
+    if not isinstance(line, bytes):  # the table is STRICT: nobody wrote it
+        raise Damaged("an entry is not what was written")
+    return line
 
 
 def list_revisions(db: sqlite3.Connection, session_id: str) -> list[Revision]:
@@ -188,7 +194,7 @@ def list_events(db: sqlite3.Connection, session_id: str, after_seq: int, limit: 
         " (SELECT key FROM tombstones WHERE session_id = ?)) ORDER BY seq LIMIT ?",
         (after_seq, session_id, session_id, limit),
     )
-    return [Event(ordinal, session_id, *rest) for ordinal, *rest in rows]
+    return [_event(ordinal, session_id, *rest) for ordinal, *rest in rows]
 
 
 def list_events_of_all(db: sqlite3.Connection, after_ordinal: int, limit: int) -> list[Event]:
@@ -199,4 +205,12 @@ def list_events_of_all(db: sqlite3.Connection, after_ordinal: int, limit: int) -
         " seq, method, body FROM events WHERE ordinal > ? ORDER BY ordinal LIMIT ?",
         (after_ordinal, limit),
     )
-    return [Event(*row) for row in rows]
+    return [_event(*row) for row in rows]
+
+
+def _event(ordinal: object, session_id: object, seq: object, method: object, body: object) -> Event:
+    match ordinal, session_id, seq, method, body:
+        case int(), str(), int(), str(), bytes():
+            return Event(ordinal, session_id, seq, method, body)
+        case _:  # the table is STRICT: nobody wrote it
+            raise Damaged("an event is not what was written")

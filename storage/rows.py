@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import msgspec
 
+from recapd.storage.database import Damaged
 from recapd.storage.errors import OperationReused, OperationUnknown, UnknownSession
 from recapd.storage.store import (
     AutoCompact,
@@ -75,8 +76,11 @@ _decode_row = msgspec.json.Decoder(SessionRow).decode
 
 
 def session_row(row: tuple[str]) -> SessionRow:
-    """From a row that SELECT_SESSION gave."""
-    return _decode_row(row[0])
+    """From a row that SELECT_SESSION gave. Raises Damaged."""
+    try:
+        return _decode_row(row[0])
+    except (msgspec.MsgspecError, TypeError) as error:  # the tables are STRICT: nobody wrote it
+        raise Damaged("a session is not what was written") from error
 
 
 # One value of JSON for a row: SQLite locks the connection for each column that is fetched, and in
@@ -137,6 +141,10 @@ SELECT_REVISION: Final = (
 
 
 def revision_of(row: tuple[Any, ...]) -> Revision:
-    """From a row that SELECT_REVISION gave."""
+    """From a row that SELECT_REVISION gave. Raises Damaged."""
     values: list[Any] = [*row[:6], Tokens(row[6], row[7]), *row[8:]]
-    return Revision(*values)
+    named = dict(zip(Revision.__struct_fields__, values, strict=True))
+    try:
+        return msgspec.convert(named, Revision)
+    except msgspec.ValidationError as error:
+        raise Damaged("a revision is not what was written") from error
