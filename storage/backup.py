@@ -149,7 +149,7 @@ def make_backup(folder: Path, target: Path, *, recapd: str, now_ms: Callable[[],
             with closing(connect_here(database, writer=False)) as live:
                 _copy_store(live, folder / "archives", target)
             manifest = _describe(target, recapd, encode_time(now_ms()))
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise storage_error(error) from error
         _write_manifest(target, manifest)
         sync_folder(target.parent.resolve())
@@ -184,7 +184,7 @@ def restore_backup(backup: Path, folder: Path, *, replace: bool) -> Manifest:
         try:
             try:
                 _copy_backup(backup, staging, manifest)
-            except sqlite3.Error as error:
+            except (sqlite3.Error, UnicodeDecodeError) as error:
                 raise storage_error(error) from error
         except BaseException:
             swap.discard(folder)
@@ -394,7 +394,7 @@ def _has_sessions(database: Path) -> bool:
     try:
         with closing(connect_here(database, writer=False)) as db:
             return bool(db.execute("SELECT EXISTS (SELECT 1 FROM sessions)").fetchone() == (1,))
-    except (sqlite3.Error, NewerSchema):
+    except (sqlite3.Error, UnicodeDecodeError, NewerSchema):
         return True
 
 

@@ -54,9 +54,14 @@ async def call(
     leave a transaction open (omnilib/aiosqlite#290). This is the door they all go through; it is
     not public, so the version is pinned and a test pins its shape. A cancelled caller does not stop
     the function.
+
+    Raises what `function` raises; Damaged where Python cannot read what SQLite says as text.
     """
     execute: Callable[..., Any] = connection._execute  # pyright: ignore  # see above
-    result: T = await execute(function, *args, **kwargs)
+    try:
+        result: T = await execute(function, *args, **kwargs)
+    except UnicodeDecodeError as error:  # sqlite3 lets it through, even of its own errors' text
+        raise storage_error(error) from error
     return result
 
 
@@ -229,6 +234,8 @@ def storage_error(error: Exception) -> StorageError:
     match error:
         case StorageError():
             return error
+        case UnicodeDecodeError():
+            return Damaged("text is not what was written")
         case OSError(errno=int(number)):
             text = os.strerror(number)
             if number in _FULL:

@@ -266,7 +266,7 @@ class SqliteStore(Store):
             # SQLite made -wal and -shm by now; their names last as long as the database needs them.
             archives.sync_folder(self._folder)
         except BaseException as error:
-            damaged = isinstance(error, sqlite3.Error) and isinstance(storage_error(error), Damaged)
+            damaged = isinstance(error, Exception) and isinstance(storage_error(error), Damaged)
             await _close(opened, damaged=damaged)
             raise
         return _Connections(place, writer, ledger, archivist, readers, [0] * _READERS)
@@ -324,11 +324,15 @@ class SqliteStore(Store):
                     lambda ledger: ledger.delete_transient(),
                 ]
             )
-        return set(
+        named = set(
             db.execute(
                 "SELECT session_id, archives.revision FROM archives JOIN sessions USING (key)"
             )
         )
+        if db.execute("SELECT count(*) FROM archives").fetchone() != (len(named),):
+            # Their files would be swept, for want of the rows of their sessions.
+            raise Damaged("archives of no session")
+        return named
 
     def finish(self) -> None:
         """Take no more changes; `run` ends when those that wait are made."""
@@ -431,7 +435,7 @@ class SqliteStore(Store):
             outcomes, events = await _twice(lambda: call(opened.writer, self._run, opened, changes))
         except CommitFailed as error:
             return await self._establish(error)
-        except (sqlite3.Error, OSError) as error:
+        except (sqlite3.Error, OSError, Damaged) as error:
             failure = self._judge(error)
         except Exception as error:
             failure = error

@@ -3,8 +3,10 @@
 import os
 import random
 import shutil
+import sqlite3
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
@@ -133,9 +135,10 @@ async def test_a_damaged_database_is_refused_or_found_and_never_served_as_right(
     """Each image either stops the start, and every file is as it was; or each history that is read
     of it is right, or is refused, or `verify` finds it.
 
-    Two kinds of damage cannot be told by the database alone (docs/durability.md): another letter in
-    an item of a present history, and a torn copy of which all that a session needs is of one
-    moment. They are told apart here by what they look like, and counted.
+    Three kinds of damage are not told by the database alone (docs/durability.md): another letter in
+    an item of a present history; a torn copy of which all that a session needs is of one moment;
+    and a page of an index in the place of another one, which hides a session. They are told apart
+    here by what they look like, and counted.
     """
     earlier, whole = await fill(folder, compact)
     right = await all_histories(folder)
@@ -164,8 +167,23 @@ async def test_a_damaged_database_is_refused_or_found_and_never_served_as_right(
         assert "wrong" not in found, (number, kind)
         assert "another letter" not in found or kind == "flipped", (number, kind)
         assert "as it was once" not in found or kind == "torn", (number, kind)
+        assert "lost" not in found or kind == "swapped", (number, kind)
         outcomes.update((kind, one) for one in found)
         shutil.rmtree(trial)
     print(len(whole) // PAGE_BYTES, "pages:", sorted(outcomes.items()))
     for kind in ("zeroed", "cut", "garbled", "torn", "swapped"):
         assert outcomes[kind, "start refused"] + outcomes[kind, "found"] > 0, outcomes
+
+
+@pytest.mark.promise("R3", "R5")
+async def test_archives_whose_session_cannot_be_found_are_not_swept(
+    folder: Path, compact: Compact
+) -> None:
+    await fill(folder, compact)
+    with closing(sqlite3.connect(folder / "store.db")) as db, db:
+        db.execute("DELETE FROM sessions WHERE session_id = 'b'")
+    before = archives_of(folder)
+    with pytest.raises(Damaged):
+        async with open_store(folder):
+            pass
+    assert archives_of(folder) == before
