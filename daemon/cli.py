@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _PATIENCE_S: Final = 10
+_TOKEN_BYTES_MAX: Final = 500
 
 
 class ExitCode(IntEnum):
@@ -82,12 +83,25 @@ class Options:
 
     socket: Path | None = None
     data_dir: Path | None = None
+    token_file: Path | None = None
     no_start: bool = False
     json: bool = False
 
     def settings(self, **flags: object) -> Settings:
         """Raises ConfigError."""
         return resolve({"socket": self.socket, "data_dir": self.data_dir} | flags)
+
+    def token(self) -> str | None:
+        """What is presented to the daemon. Never an argument, which every process could read.
+
+        Raises Failure, OSError.
+        """
+        if self.token_file is None:
+            return os.environ.get("RECAPD_TOKEN") or None
+        with self.token_file.open("rb") as file:
+            if os.fstat(file.fileno()).st_mode & 0o077:
+                raise Failure("Others may read the file of the token.", ExitCode.USAGE)
+            return file.read(_TOKEN_BYTES_MAX).decode(errors="replace").strip()
 
 
 def _remember(context: click.Context, parameter: click.Parameter, value: Any) -> None:
@@ -105,6 +119,7 @@ _PATH: Final = click.Path(path_type=Path)
 _SHARED: Final = (
     _shared("--socket", "Path of the daemon's socket.  [RECAPD_SOCKET]", type=_PATH),
     _shared("--data-dir", "Folder of the store.  [RECAPD_DATA_DIR]", type=_PATH),
+    _shared("--token-file", "File with a token to present.  [RECAPD_TOKEN]", type=_PATH),
     _shared("--no-start", "Start no daemon where none runs.", is_flag=True),
     _shared("--json", "Data as JSON on stdout, all talk on stderr.", is_flag=True),
 )
@@ -122,7 +137,7 @@ _COMMANDS: Final = (
     *("serve", "start", "stop", "status"),
     *("new", "list", "append", "show", "compact", "revisions", "restore", "rewind", "fork"),
     *("export", "watch", "verify", "delete", "update", "call"),
-    *("backup", "restore-backup"),
+    *("token", "backup", "restore-backup"),
 )
 
 
@@ -253,6 +268,7 @@ def run_client(body: "Callable[[Client], Awaitable[T]]", *, may_start: bool = Tr
 
     options = current_options()
     settings = options.settings()
+    token = options.token()
     if may_start and not options.no_start:
         from recapd.daemon.launch import ensure_daemon
 
@@ -263,6 +279,7 @@ def run_client(body: "Callable[[Client], Awaitable[T]]", *, may_start: bool = Tr
             settings.socket,
             name="recapd",
             version=recapd.__version__,
+            token=token,
             patience=Patience(total_s=_PATIENCE_S),
         ) as client:
             return await body(client)

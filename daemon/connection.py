@@ -45,6 +45,7 @@ from recapd.protocol.errors import (
     RequestCancelled,
     RpcError,
     ShuttingDown,
+    Unauthenticated,
 )
 from recapd.protocol.framing import Framer
 from recapd.protocol.messages import CancelRequestParams, Params
@@ -159,6 +160,24 @@ class Connection(Reply):
     def drain(self) -> None:
         """End the connection once every request under way is answered."""
         self._tasks.start_soon(self._end_when_answered)
+
+    def present(self, token: str) -> None:
+        """Be what the token says from now on; nobody, if it is not good. Raises Unauthenticated."""
+        authority = self.service.authority
+        self.principal = authority.nobody
+        self.principal = authority.authenticate(token)
+        self.start(self._end_at_expiry, self.principal)
+
+    async def _end_at_expiry(self, principal: Principal) -> None:
+        await principal.expiry()
+        self.shut_out()
+
+    def shut_out(self) -> None:
+        """Its token is no longer good: what waits is refused, and nothing more is told."""
+        for scope in list(self._in_flight.values()):
+            if scope is not None:  # a change that was handed over is answered as it ends
+                scope.cancel()
+        self.service.subscriptions.end_all_of(self)
 
     async def _end_when_answered(self) -> None:
         while self._in_flight:
@@ -436,6 +455,8 @@ class Connection(Reply):
                     result = result.result()
                 self._answer(request, reply, result, call.then)
                 return
+            if not self.principal.active:
+                error = Unauthenticated()
         except RpcError as raised:
             error = raised
         finally:

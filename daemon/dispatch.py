@@ -125,12 +125,18 @@ _BOUND: Final = inspect.Signature().bind()
 
 
 def _guarded(method: Method, handler: Handler) -> Callable[..., Awaitable[Any]]:
-    """What jsonrpcserver calls: checks the scope, and lets no exception out but a cancellation."""
+    """What jsonrpcserver calls: asks whether the peer may, and lets no exception out but a
+    cancellation.
+    """
+    shows = method.scope == "session.read"
 
     async def guarded(call: Any, params: Params) -> Any:
         try:
-            call.principal.require(method.scope)
-            return Success(await handler(call, params))
+            call.principal.authorize(method, params)
+            result = await handler(call, params)
+            if shows:  # it may have waited
+                call.principal.require_active()
+            return Success(result)
         except Exception as error:
             said = rpc_error(error)
             return Error(said.code, said.message, said)

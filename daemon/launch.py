@@ -101,7 +101,7 @@ def _start(settings: Settings, deadline_s: float) -> bool:
 
 
 def _spawn(settings: Settings, ready_fd: int, log: int) -> subprocess.Popen[bytes]:
-    environment = dict(os.environ)
+    environment = {name: value for name, value in os.environ.items() if name != "RECAPD_TOKEN"}
     if home := environment.get("RECAPD_HOME"):
         environment["RECAPD_HOME"] = os.path.abspath(home)
     # -P: what lies in the current folder is not imported.

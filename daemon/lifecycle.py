@@ -127,6 +127,7 @@ async def _serve(
                 service = Service(
                     store, settings, tasks, stopping, now_ms=now_ms, elapsed_ms=elapsed_ms
                 )
+                await service.authority.load()
                 async with anyio.create_task_group() as connections:
                     connections.start_soon(accept_connections, bound, service, connections)
                     with _collector_at_ease():

@@ -1,5 +1,6 @@
 """What the parts of a running daemon share."""
 
+import os
 import resource
 import secrets
 from collections.abc import Callable
@@ -9,12 +10,22 @@ import anyio
 from anyio.abc import TaskGroup
 
 from recapd.daemon.actor import Actors
+from recapd.daemon.authority import Authority
 from recapd.daemon.automatic import Automatic
 from recapd.daemon.compactions import Compactions
 from recapd.daemon.config import Settings
 from recapd.daemon.connection import Connection, Flusher
 from recapd.daemon.dispatch import Dispatcher, Handler
-from recapd.daemon.handlers import events, history, operations, past, server, sessions, verify
+from recapd.daemon.handlers import (
+    events,
+    history,
+    operations,
+    past,
+    server,
+    sessions,
+    tokens,
+    verify,
+)
 from recapd.daemon.past import Past
 from recapd.daemon.signal import Signal
 from recapd.daemon.subscriptions import Subscriptions
@@ -49,6 +60,9 @@ _HANDLERS: Final[dict[str, Handler]] = {
     "session.events": events.events,
     "operation.get": operations.get,
     "operation.cancel": operations.cancel,
+    "token.create": tokens.create,
+    "token.list": tokens.list_tokens,
+    "token.revoke": tokens.revoke,
 }
 
 
@@ -98,6 +112,9 @@ class Service:
         self.flusher = Flusher()
         tasks.start_soon(self.flusher.run)
         self.connections: set[Connection] = set()
+        self.authority = Authority(
+            store, os.geteuid(), now_ms=now_ms, new_id=new_id, on_revoked=self._shut_out
+        )
         self.actors = Actors(store)
         self.subscriptions = Subscriptions(store)
         self.compactions = Compactions(store, self.actors, self.subscriptions, tasks, now_ms)
@@ -119,6 +136,11 @@ class Service:
             settings.items_per_append_max,
             settings.item_bytes_max,
         )
+
+    def _shut_out(self) -> None:
+        for connection in self.connections:
+            if connection.principal.revoked:
+                connection.shut_out()
 
 
 def connections_max(wanted: int) -> int:

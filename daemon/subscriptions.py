@@ -15,7 +15,7 @@ import anyio
 import msgspec
 
 from recapd.protocol.codec import encode_notification
-from recapd.protocol.messages import CompactionProgress, ServerDraining
+from recapd.protocol.messages import CompactionProgress, ServerDraining, SubscriptionEnded
 from recapd.storage.errors import StorageError
 from recapd.storage.store import Event, Store
 
@@ -50,7 +50,8 @@ class Subscription:
         if position <= self.position:
             return
         self.position = position
-        if self.wants(event.method):
+        principal = self.connection.principal
+        if self.wants(event.method) and principal.active and principal.sees(event.session_id):
             head = b'{"subscription_id":"%b",' % self.subscription_id.encode()
             self.connection.send(encode_notification(event.method, head + event.body[1:]))
 
@@ -101,6 +102,13 @@ class Subscriptions:
         """End all subscriptions of a connection that has ended."""
         for subscription_id in list(connection.subscriptions):
             self.remove(connection, subscription_id)
+
+    def end_all_of(self, connection: "Connection") -> None:
+        """End all subscriptions of a connection that is no longer entitled to them, and say so."""
+        for subscription_id in list(connection.subscriptions):
+            self.remove(connection, subscription_id)
+            notice = SubscriptionEnded(subscription_id, "unauthenticated")
+            connection.send(encode_notification("subscription.ended", _encode(notice)))
 
     async def catch_up(self, subscription: Subscription) -> None:
         """Serve a subscription from the log until it is live, or ended."""
@@ -183,11 +191,12 @@ class Subscriptions:
     ) -> None:
         for key in (session_id, None):
             for subscription in self._by_session.get(key, {}).values():
+                connection = subscription.connection
                 if (
                     subscription.live
                     and subscription.wants(method)
-                    and subscription.connection.keeps_up
+                    and connection.principal.active
+                    and connection.principal.sees(session_id)
+                    and connection.keeps_up
                 ):
-                    subscription.connection.send(
-                        encode_notification(method, _encode(notice(subscription)))
-                    )
+                    connection.send(encode_notification(method, _encode(notice(subscription))))

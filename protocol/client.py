@@ -80,8 +80,10 @@ _CHANGES: Final = frozenset(
 )
 """What takes an operation id, and so may be sent again."""
 
-_ONCE: Final = frozenset({"protocol.initialize", "server.shutdown", "session.unsubscribe"})
-"""What would do something else to the next server or connection than it was to do to this one."""
+_ONCE: Final = frozenset(
+    {"protocol.initialize", "server.shutdown", "session.unsubscribe", "token.create"}
+)
+"""What would do something else the second time, or to the next server or connection."""
 
 _PAGE_BYTES: Final = 4 << 20
 
@@ -287,6 +289,18 @@ class Client:
     async def request(
         self, method: Literal["operation.cancel"], params: m.OperationParams
     ) -> m.CancelResult: ...
+    @overload
+    async def request(
+        self, method: Literal["token.create"], params: m.TokenCreateParams
+    ) -> m.TokenCreateResult: ...
+    @overload
+    async def request(
+        self, method: Literal["token.list"], params: m.Params | None = None
+    ) -> m.TokenListResult: ...
+    @overload
+    async def request(
+        self, method: Literal["token.revoke"], params: m.TokenRevokeParams
+    ) -> m.TokenRevokeResult: ...
 
     async def request(self, method: str, params: m.Params | None = None) -> Any:
         """Send a request and return its typed result; see the table in `methods.py` for both.

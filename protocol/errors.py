@@ -254,14 +254,14 @@ class NotFound(RpcError):
 
 
 class Forbidden(RpcError):
-    """The principal lacks `scope`."""
+    """The principal lacks `scope`, or its token is for other sessions."""
 
     code = 1002
     reason = "forbidden"
     text = "This principal may not do that."
 
-    def __init__(self, *, scope: str | None = None) -> None:
-        super().__init__(scope=scope)
+    def __init__(self, *, scope: str | None = None, hint: str | None = None) -> None:
+        super().__init__(scope=scope, hint=hint)
 
 
 class Conflict(RpcError):

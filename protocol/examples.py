@@ -95,6 +95,14 @@ _LIMITS: Final = m.Limits(
     items_per_append=1000,
     item_bytes=16_515_072,
 )
+_TOKEN: Final = m.AccessToken(
+    token_id="8c1f6c1c5ad94b6fb0a8f1f2f3f2a7d4",
+    label="an editor",
+    scopes=("session.read",),
+    sessions=("talk",),
+    created_at="2026-12-01T10:00:00.000Z",
+    expires_at="2026-12-01T11:00:00.000Z",
+)
 _COMPACTION: Final = m.CompactResult(
     "compact-1",
     "completed",
@@ -320,5 +328,16 @@ EXAMPLES: Final[dict[str, tuple[m.Params, msgspec.Struct]]] = {
     "operation.cancel": (
         m.OperationParams(operation_id="compact-2"),
         m.CancelResult(_CANCELLED, cancelled=True),
+    ),
+    "token.create": (
+        m.TokenCreateParams(
+            label="an editor", scopes=["session.read"], sessions=["talk"], ttl_s=3600
+        ),
+        m.TokenCreateResult(token="recapd_" + "x" * 43, **msgspec.structs.asdict(_TOKEN)),
+    ),
+    "token.list": (m.Params(), m.TokenListResult([_TOKEN])),
+    "token.revoke": (
+        m.TokenRevokeParams(token="recapd_" + "x" * 43),
+        m.TokenRevokeResult(revoked=True),
     ),
 }

@@ -67,6 +67,9 @@ Order = Literal["asc", "desc"]
 Format = Literal["jsonl", "json", "markdown"]
 Redact = Literal["policy", "none"]
 Summarizer = Literal["offline", "responses", "chat", "anthropic"]
+Scope = Literal[
+    "session.read", "history.full", "session.write", "session.compact", "session.delete", "admin"
+]
 
 
 # Objects.
@@ -169,6 +172,17 @@ class Operation(msgspec.Struct, frozen=True, omit_defaults=True):
     error: Outcome | UnsetType = UNSET
 
 
+class AccessToken(msgspec.Struct, frozen=True, kw_only=True):
+    """What a token allows, on which sessions (null: all), and until when (null: for ever)."""
+
+    token_id: str
+    label: str
+    scopes: tuple[Scope, ...]
+    sessions: tuple[str, ...] | None
+    created_at: Time
+    expires_at: Time | None
+
+
 class AppendWarning(msgspec.Struct, frozen=True):
     """Something accepted that deserves a look."""
 
@@ -209,7 +223,7 @@ class ClientInfo(msgspec.Struct, frozen=True):
 
 
 class InitializeParams(Params, frozen=True, kw_only=True):
-    """Protocol: absent, the latest. Token: this version gives out none, so any is refused."""
+    """Protocol: absent, the latest. With a token the connection may do what that one allows."""
 
     protocol: int | None = None
     client: ClientInfo | None = None
@@ -407,6 +421,22 @@ class EventsParams(Params, frozen=True, kw_only=True):
     since: Count
     limit: Limit = 1000
     wait_ms: WaitMs = 0
+
+
+class TokenCreateParams(Params, frozen=True, kw_only=True):
+    """`history.full` has `session.read` in it. Absent `sessions`: all; absent `ttl_s`: for ever."""
+
+    label: Annotated[str, Meta(min_length=1, max_length=200)]
+    scopes: Annotated[list[Scope], Meta(min_length=1, max_length=6)]
+    sessions: Annotated[list[SessionId], Meta(min_length=1, max_length=100)] | None = None
+    ttl_s: Annotated[int, Meta(ge=1, le=315_360_000, description="seconds")] | None = None
+
+
+class TokenRevokeParams(Params, frozen=True, kw_only=True):
+    """Either its id or, for one that was found somewhere, the token itself."""
+
+    token_id: OperationId | None = None
+    token: Annotated[str, Meta(max_length=500)] | None = None
 
 
 class OperationParams(Params, frozen=True, kw_only=True):
@@ -765,6 +795,24 @@ class CancelResult(msgspec.Struct, frozen=True):
     cancelled: bool
 
 
+class TokenCreateResult(AccessToken, frozen=True, kw_only=True):
+    """The token is shown this once: only its SHA-256 is kept."""
+
+    token: str
+
+
+class TokenListResult(msgspec.Struct, frozen=True):
+    """Oldest first."""
+
+    tokens: list[AccessToken]
+
+
+class TokenRevokeResult(msgspec.Struct, frozen=True):
+    """False: there is no such token that the caller may revoke."""
+
+    revoked: bool
+
+
 # Notifications.
 
 
@@ -828,3 +876,10 @@ class ServerDraining(msgspec.Struct, frozen=True):
 
     subscription_id: str
     deadline: Time
+
+
+class SubscriptionEnded(msgspec.Struct, frozen=True):
+    """Nothing more is told: the token that the connection presented is no longer good."""
+
+    subscription_id: str
+    reason: Literal["unauthenticated"]

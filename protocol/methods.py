@@ -4,24 +4,15 @@ Dispatch, the OpenRPC document and the reference are made from it.
 """
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, get_args
 
 import msgspec
 
 from recapd.protocol import errors as e
 from recapd.protocol import messages as m
 
-Scope = Literal[
-    "session.read", "history.full", "session.write", "session.compact", "session.delete", "admin"
-]
-SCOPES: Final[tuple[Scope, ...]] = (
-    "session.read",
-    "history.full",
-    "session.write",
-    "session.compact",
-    "session.delete",
-    "admin",
-)
+Scope = m.Scope
+SCOPES: Final[tuple[Scope, ...]] = get_args(Scope)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +20,7 @@ class Method:
     """One row. `scope` None: anybody who may connect. `errors` are those beyond `COMMON_ERRORS`.
 
     `inline`: it neither waits nor reads the disk, so it is answered between two reads of the
-    socket, without a task of its own.
+    socket, without a task of its own. `makes`: the parameter with the id of a session to be made.
     """
 
     name: str
@@ -39,6 +30,7 @@ class Method:
     scope: Scope | None
     errors: tuple[type[e.RpcError], ...] = ()
     inline: bool = False
+    makes: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +56,7 @@ COMMON_ERRORS: Final = (
     e.ShuttingDown,
     e.FrameTooLarge,
     e.Forbidden,
+    e.Unauthenticated,
 )
 """What any request may meet."""
 
@@ -84,7 +77,7 @@ METHODS: Final[dict[str, Method]] = {
             m.InitializeResult,
             "Name the client and agree on a protocol version. Optional; the first request or none.",
             None,
-            (e.UnsupportedProtocol, e.Unauthenticated),
+            (e.UnsupportedProtocol,),
             inline=True,
         ),
         Method(
@@ -136,6 +129,7 @@ METHODS: Final[dict[str, Method]] = {
             "session.write",
             (e.AlreadyExists, e.OperationIdReused, *_ITEMS, *_STORAGE, e.OutcomeUnknown),
             inline=True,
+            makes="session_id",
         ),
         Method(
             "session.list",
@@ -221,6 +215,7 @@ METHODS: Final[dict[str, Method]] = {
             "Make a session with the entries of another, at its present or an archived revision.",
             "session.write",
             (*_CHANGE, e.AlreadyExists, *_ARCHIVE),
+            makes="new_session_id",
         ),
         Method(
             "session.export",
@@ -247,7 +242,7 @@ METHODS: Final[dict[str, Method]] = {
             m.DeleteResult,
             "Remove a session with its entries, events and archives. False when there is none.",
             "session.delete",
-            (e.Conflict, e.OperationIdReused, *_STORAGE, e.OutcomeUnknown),
+            (e.NotFound, e.Conflict, e.OperationIdReused, *_STORAGE, e.OutcomeUnknown),
         ),
         Method(
             "session.subscribe",
@@ -290,6 +285,32 @@ METHODS: Final[dict[str, Method]] = {
             "session.compact",
             (e.NotFound, e.AlreadyCommitted, *_STORAGE),
         ),
+        Method(
+            "token.create",
+            m.TokenCreateParams,
+            m.TokenCreateResult,
+            "Make a token for a peer that is to do less than its owner may. It gives no more than"
+            " its maker has, and for no longer.",
+            "admin",
+            (*_STORAGE, e.OutcomeUnknown),
+        ),
+        Method(
+            "token.list",
+            m.Params,
+            m.TokenListResult,
+            "The tokens that there are, without what is secret; with a token those made with it.",
+            "admin",
+            _STORAGE,
+        ),
+        Method(
+            "token.revoke",
+            m.TokenRevokeParams,
+            m.TokenRevokeResult,
+            "End a token and those made with it, at once: who presented one is refused whatever it"
+            " asks or waits for. A token ends only those made with it.",
+            "admin",
+            (*_STORAGE, e.OutcomeUnknown),
+        ),
     )
 }
 
@@ -326,4 +347,7 @@ NOTIFICATIONS: Final[tuple[Notification, ...]] = (
         "compaction.progress", m.CompactionProgress, "How far it is. Not durable, not in the log."
     ),
     Notification("server.draining", m.ServerDraining, "The server stops by the deadline."),
+    Notification(
+        "subscription.ended", m.SubscriptionEnded, "It is over; nothing more is told of it."
+    ),
 )

@@ -9,6 +9,7 @@ between marks:
 - *gap*: events of a session were missed; they are fetched with `session.events` and stand where the
   mark stands.
 - *gone*: that session is not there any more; the iteration ends with an error.
+- *refused*: the token is no longer good; the iteration ends with an error, and so will others.
 - *unseen*: sessions of which no event came before the connection was lost may have had their first;
   they are found by `updated_at`, and become gaps.
 
@@ -24,7 +25,7 @@ from typing import Final, Literal
 import anyio
 import msgspec
 
-from recapd.protocol.errors import NotFound
+from recapd.protocol.errors import NotFound, Unauthenticated
 from recapd.protocol.link import BadAnswer, Link, NoticeHead, OnAnswer
 from recapd.protocol.messages import (
     EventName,
@@ -87,11 +88,15 @@ class _Gone:
     """The session is not there any more."""
 
 
+class _Refused:
+    """The token is no longer good."""
+
+
 class _Unseen:
     """Sessions without any event so far may have had one."""
 
 
-_Item = Notice | _Lost | _Gap | _Gone | _Unseen
+_Item = Notice | _Lost | _Gap | _Gone | _Refused | _Unseen
 
 
 class _LoggedHead(msgspec.Struct, frozen=True):
@@ -169,6 +174,9 @@ class Subscription:
                     case _Gone():
                         self._queue[0] = _Lost()
                         raise NotFound
+                    case _Refused():
+                        self._queue[0] = _Lost()
+                        raise Unauthenticated
 
     def _is_new(self, notice: Notice) -> bool:
         if notice.seq is None or notice.session_id is None:
@@ -239,6 +247,9 @@ class Subscription:
             self._put(_Unseen())
 
     def told(self, method: str, head: NoticeHead, params: msgspec.Raw) -> None:
+        if method == "subscription.ended":
+            self._put(_Refused())
+            return
         full = len(self._queue) >= _QUEUED_MAX
         notice = Notice(method, head.session_id, head.seq, params)
         if head.seq is None or head.session_id is None:

@@ -2,7 +2,7 @@
 
 ::
 
-    <backup>/store.db       one state of the database, without a log
+    <backup>/store.db       one state of the database, without a log and without access tokens
     <backup>/archives/      every archive that it names, as in the store
     <backup>/manifest.json  written last: what the backup holds, size and SHA-256 of store.db
 
@@ -249,6 +249,7 @@ def _copy_database(live: sqlite3.Connection, path: Path) -> None:
         if copy.execute("PRAGMA journal_mode=DELETE").fetchone() != ("delete",):
             raise sqlite3.OperationalError("a setting did not take")
         migrate(copy, "")
+        copy.execute("DELETE FROM access_tokens")  # or one revoked since would be good again
     with path.open("rb") as file:
         os.fsync(file.fileno())
 

@@ -25,7 +25,11 @@ T = TypeVar("T")
 
 _BUSY_TIMEOUT_MS: Final = 10_000  # another process that holds the lock longer is an error
 _WAL_BYTES_MAX: Final = 16 << 20  # the log is cut back to this when a checkpoint could reset it
-_MIGRATIONS: Final = ("0001.sql", "0002.sql")  # the n-th brings a database to user_version n
+_MIGRATIONS: Final = (
+    "0001.sql",
+    "0002.sql",
+    "0003.sql",
+)  # the n-th brings a database to user_version n
 SCHEMA_VERSION: Final = len(_MIGRATIONS)
 
 

@@ -36,6 +36,7 @@ from recapd.storage.rows import (
 )
 from recapd.storage.store import (
     NOTHING_EXPECTED,
+    AccessToken,
     Appended,
     AutoCompact,
     Event,
@@ -517,6 +518,27 @@ class Ledger:
         del self._rows[session_id]
         self._removed += [(session_id, revision) for revision in row.archived_revisions]
         return True
+
+    def add_token(self, token: AccessToken) -> None:
+        self._db.execute("DELETE FROM access_tokens WHERE expires_at_ms <= ?", (self._now,))
+        self._db.execute(
+            "INSERT INTO access_tokens VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                token.token_id,
+                token.digest,
+                token.label,
+                _encode(token.scopes).decode(),
+                None if token.sessions is None else _encode(token.sessions).decode(),
+                token.parent,
+                token.created_at_ms,
+                token.expires_at_ms,
+            ),
+        )
+
+    def remove_tokens(self, token_ids: Sequence[str]) -> None:
+        self._db.executemany(
+            "DELETE FROM access_tokens WHERE token_id = ?", [(one,) for one in token_ids]
+        )
 
     # Housekeeping.
 

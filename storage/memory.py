@@ -24,6 +24,7 @@ from recapd.storage.events import event_body
 from recapd.storage.pending import Pending
 from recapd.storage.store import (
     NOTHING_EXPECTED,
+    AccessToken,
     Appended,
     Event,
     Expect,
@@ -83,6 +84,7 @@ class _State(msgspec.Struct):
     sessions: dict[str, _Kept] = {}
     operations: dict[str, tuple[Receipt, Operation]] = {}
     archives: dict[tuple[str, int], tuple[bytes, ...]] = {}  # by session id and revision
+    tokens: tuple[AccessToken, ...] = ()
 
     def copy(self, now_ms: int) -> "_State":
         return structs.replace(
@@ -419,6 +421,19 @@ class MemoryStore(Store):
 
         return self._change_once(session_id, receipt, render, change)
 
+    def add_token(self, token: AccessToken) -> Pending[None]:
+        def change(state: _State) -> None:
+            kept = [one for one in state.tokens if (one.expires_at_ms or math.inf) > state.now_ms]
+            state.tokens = (*kept, token)
+
+        return self._change(change)
+
+    def remove_tokens(self, token_ids: Sequence[str]) -> Pending[None]:
+        def change(state: _State) -> None:
+            state.tokens = tuple(one for one in state.tokens if one.token_id not in token_ids)
+
+        return self._change(change)
+
     # Archives.
 
     async def archive(self, session: Session, kind: Kind, operation_id: str) -> Revision:
@@ -466,6 +481,7 @@ class MemoryStore(Store):
                 and (part is None or (session.title is not None and part in session.title.lower()))
                 and (query.updated_after_ms is None or at_ms > query.updated_after_ms)
                 and (query.updated_before_ms is None or at_ms < query.updated_before_ms)
+                and (query.only is None or session.session_id in query.only)
                 and (query.after is None or behind(place(session), query.after))
             )
 
@@ -530,6 +546,9 @@ class MemoryStore(Store):
 
     async def replayed(self, receipt: Receipt) -> Replayed | None:
         return self._state.replay(receipt)
+
+    async def tokens(self) -> list[AccessToken]:
+        return sorted(self._state.tokens, key=lambda one: (one.created_at_ms, one.token_id))
 
     async def verify(self, session_id: str, *, read: Callable[[int], bool]) -> Verified:
         kept = self._state.find(session_id)

@@ -1,10 +1,13 @@
 """What readers ask the database: each function reads one state of it, on a reader's thread."""
 
+import json
 import sqlite3
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
 from typing import Final
+
+import msgspec
 
 from recapd.storage.database import Damaged
 from recapd.storage.errors import RevisionUnknown
@@ -17,7 +20,7 @@ from recapd.storage.rows import (
     revision_of,
     session_row,
 )
-from recapd.storage.store import Event, Order, Page, Query, Revision, Session
+from recapd.storage.store import AccessToken, Event, Order, Page, Query, Revision, Session
 
 
 class Span:
@@ -113,6 +116,8 @@ def list_sessions(db: sqlite3.Connection, query: Query) -> list[Session]:
         where("updated_at_ms > ?", query.updated_after_ms)
     if query.updated_before_ms is not None:
         where("updated_at_ms < ?", query.updated_before_ms)
+    if query.only is not None:
+        where("session_id IN (SELECT value FROM json_each(?))", json.dumps(query.only))
     if query.after is not None:
         comparison = "<" if query.order == "desc" else ">"
         where(f"({column}, session_id) {comparison} (?, ?)", *query.after)
@@ -214,3 +219,44 @@ def _event(ordinal: object, session_id: object, seq: object, method: object, bod
             return Event(ordinal, session_id, seq, method, body)
         case _:  # the table is STRICT: nobody wrote it
             raise Damaged("an event is not what was written")
+
+
+def list_tokens(db: sqlite3.Connection) -> list[AccessToken]:
+    rows = db.execute(
+        "SELECT token_id, digest, label, scopes, sessions, parent, created_at_ms, expires_at_ms"
+        " FROM access_tokens ORDER BY created_at_ms, token_id"
+    )
+    return [_token(*row) for row in rows]
+
+
+def _token(*row: object) -> AccessToken:
+    match row:
+        case (
+            str(token_id),
+            bytes(digest),
+            str(label),
+            str(scopes),
+            str() | None as sessions,
+            str() | None as parent,
+            int(created_at_ms),
+            int() | None as expires_at_ms,
+        ):
+            return AccessToken(
+                token_id,
+                digest,
+                label,
+                _names(scopes),
+                None if sessions is None else _names(sessions),
+                parent,
+                created_at_ms,
+                expires_at_ms,
+            )
+        case _:  # the table is STRICT: nobody wrote it
+            raise Damaged("a token is not what was written")
+
+
+def _names(text: str) -> tuple[str, ...]:
+    try:
+        return msgspec.json.decode(text, type=tuple[str, ...])
+    except msgspec.MsgspecError as error:
+        raise Damaged("a token is not what was written") from error

@@ -63,6 +63,7 @@ from recapd.storage.pending import Pending
 from recapd.storage.rows import find_operation, find_replayed, find_session, last_ordinal
 from recapd.storage.store import (
     NOTHING_EXPECTED,
+    AccessToken,
     Appended,
     Event,
     Expect,
@@ -585,6 +586,12 @@ class SqliteStore(Store):
 
         return self._submit_once(session_id, receipt, render, change)
 
+    def add_token(self, token: AccessToken) -> Pending[None]:
+        return self._submit(lambda ledger: ledger.add_token(token))
+
+    def remove_tokens(self, token_ids: Sequence[str]) -> Pending[None]:
+        return self._submit(lambda ledger: ledger.remove_tokens(token_ids))
+
     # Archives.
 
     async def archive(self, session: Session, kind: Kind, operation_id: str) -> Revision:
@@ -730,6 +737,9 @@ class SqliteStore(Store):
 
     async def replayed(self, receipt: Receipt) -> Replayed | None:
         return await self._read(find_replayed, receipt)
+
+    async def tokens(self) -> list[AccessToken]:
+        return await self._read(queries.list_tokens)
 
     async def verify(self, session_id: str, *, read: Callable[[int], bool]) -> Verified:
         try:

@@ -246,6 +246,23 @@ class Query(msgspec.Struct, frozen=True):
     order: Order = "desc"
     limit: int = 100
     after: tuple[int | str, str] | None = None
+    only: tuple[str, ...] | None = None  # these session ids; None: all
+
+
+class AccessToken(msgspec.Struct, frozen=True):
+    """What a token allows, and its SHA-256. `sessions` None: all. `parent`: the token that made it.
+
+    Times are in milliseconds since the epoch; `expires_at_ms` None: never.
+    """
+
+    token_id: str
+    digest: bytes
+    label: str
+    scopes: tuple[str, ...]
+    sessions: tuple[str, ...] | None
+    parent: str | None
+    created_at_ms: int
+    expires_at_ms: int | None
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -409,6 +426,14 @@ class Store(Protocol):
         """
         ...
 
+    def add_token(self, token: AccessToken) -> Pending[None]:
+        """Keep a token; those that have expired are removed."""
+        ...
+
+    def remove_tokens(self, token_ids: Sequence[str]) -> Pending[None]:
+        """Remove tokens; those that are not there are no error."""
+        ...
+
     # Archives.
 
     async def archive(self, session: Session, kind: Kind, operation_id: str) -> Revision:
@@ -484,6 +509,10 @@ class Store(Protocol):
 
         Raises OperationReused.
         """
+        ...
+
+    async def tokens(self) -> list[AccessToken]:
+        """All tokens, oldest first."""
         ...
 
     async def verify(self, session_id: str, *, read: Callable[[int], bool]) -> Verified:

@@ -5,7 +5,7 @@ import os
 import recapd
 from recapd.daemon.connection import Call
 from recapd.protocol import messages as m
-from recapd.protocol.errors import InvalidRequest, Unauthenticated, UnsupportedProtocol
+from recapd.protocol.errors import InvalidRequest, UnsupportedProtocol
 from recapd.protocol.schema import openrpc_document, schema_sha256
 from recapd.storage.entry import encode_time
 
@@ -24,15 +24,16 @@ async def initialize(call: Call, params: m.InitializeParams) -> m.InitializeResu
     if not call.connection.fresh:
         raise InvalidRequest(hint="protocol.initialize is the first request or none.")
     call.connection.fresh = False
+    if params.token is not None:
+        call.connection.present(params.token)
     if params.protocol not in (None, m.PROTOCOL_VERSION):
         raise UnsupportedProtocol(supported=[m.PROTOCOL_VERSION])
-    if params.token is not None:
-        raise Unauthenticated  # no token was ever given out: this version has none
+    principal = call.connection.principal
     return m.InitializeResult(
         m.PROTOCOL_VERSION,
         _server(call),
         call.service.limits,
-        m.Principal(call.principal.uid, tuple(sorted(call.principal.scopes))),
+        m.Principal(principal.uid, tuple(sorted(principal.scopes))),
         schema_sha256(),
     )
 

@@ -239,6 +239,7 @@ async def list_sessions(call: Call, params: m.ListParams) -> m.ListResult:
             params.order,
             params.limit + 1,
             None if position is None else (position.value, position.session_id),
+            call.principal.only,
         )
     )
     page = [wire_session(session) for session in sessions[: params.limit]]

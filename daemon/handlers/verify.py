@@ -24,7 +24,7 @@ async def verify(call: Call, params: m.VerifyParams) -> m.VerifyResult:
     checked = size_bytes = 0
     faults: list[m.Fault] = []
     total = 0
-    async for session_id in _session_ids(store, params.session_id):
+    async for session_id in _session_ids(store, params.session_id, call.principal.only):
         try:
             found = await store.verify(session_id, read=_chosen(session_id, params))
         except UnknownSession:
@@ -51,14 +51,16 @@ def _chosen(session_id: str, params: m.VerifyParams) -> Callable[[int], bool]:
     return chosen
 
 
-async def _session_ids(store: Store, one: str | None) -> AsyncGenerator[str]:
-    """The one, or all, in pages."""
+async def _session_ids(
+    store: Store, one: str | None, only: tuple[str, ...] | None
+) -> AsyncGenerator[str]:
+    """The one, or all (of `only`), in pages."""
     if one is not None:
         yield one
         return
     after: tuple[int | str, str] | None = None
     while True:
-        query = Query(sort="session_id", order="asc", limit=_PAGE, after=after)
+        query = Query(sort="session_id", order="asc", limit=_PAGE, after=after, only=only)
         sessions = await store.sessions(query)
         for session in sessions:
             yield session.session_id

@@ -42,6 +42,9 @@ METHOD_TESTS: Final = {
     "session.events": "test_events.py::test_events_can_be_pulled_in_pages",
     "operation.get": "test_compact.py::test_without_waiting_the_operation_is_named_at_once",
     "operation.cancel": "test_compact.py::test_a_compaction_can_be_cancelled_by_its_operation",
+    "token.create": "test_tokens.py::test_a_token_gives_no_more_than_its_maker_has",
+    "token.list": "test_tokens.py::test_a_token_ends_with_the_one_it_was_made_with",
+    "token.revoke": "test_tokens.py::test_a_revoked_token_ends_what_waits",
     "$/cancelRequest": (
         "test_compact.py::test_a_cancelled_request_ends_its_compaction_and_has_one_answer"
     ),
@@ -63,11 +66,11 @@ ERROR_TESTS: Final = {
     ),
     "overloaded": "test_limits.py::test_one_request_too_many_is_refused_and_the_reader_waits",
     "shutting_down": "test_server.py::test_draining_lets_what_is_under_way_end",
-    "unauthenticated": "test_server.py::test_another_protocol_or_a_token_is_refused",
+    "unauthenticated": "test_tokens.py::test_a_token_that_is_not_good_is_refused_whatever_it_is",
     "unsupported_protocol": "test_server.py::test_another_protocol_or_a_token_is_refused",
     "frame_too_large": "test_limits.py::test_no_answer_is_longer_than_a_frame_may_be",
     "not_found": "test_sessions.py::test_a_deleted_session_is_gone_with_its_archives",
-    "forbidden": "test_faults.py::test_a_principal_without_a_scope_is_refused",
+    "forbidden": "test_tokens.py::test_a_token_has_its_scopes_only",
     "conflict": (
         "test_exactly_once.py::test_what_expects_another_revision_or_generation_is_refused"
     ),
@@ -127,6 +130,7 @@ NOTIFICATION_TESTS: Final = {
     "compaction.progress": (
         "test_events.py::test_progress_is_told_to_those_who_are_there_and_is_in_no_log"
     ),
+    "subscription.ended": "test_tokens.py::test_a_revoked_token_ends_what_waits",
     "server.draining": "test_server.py::test_draining_lets_what_is_under_way_end",
 }
 

@@ -12,16 +12,13 @@ from typing import Any
 import pytest
 from tests.daemon.conftest import EMPTY, Daemon, Gate, Message, Peer, request, user
 
-from recapd.daemon.authority import Principal
 from recapd.protocol.errors import (
-    Forbidden,
     InternalError,
     OutcomeUnknown,
     StorageError,
     StorageFull,
     StorageReadonly,
 )
-from recapd.protocol.methods import SCOPES, Scope
 from recapd.storage.errors import OutcomeUnknown as StoreOutcomeUnknown
 from recapd.storage.ledger import Ledger
 from recapd.storage.sqlite import SqliteStore
@@ -318,56 +315,6 @@ async def test_a_subscriber_that_cannot_be_served_from_the_log_is_sent_away(
     async with daemon.connect() as other:
         await other.call("session.subscribe", session_id="a", since=0)
         assert (await other.notice())["method"] == "session.created"
-
-
-# Authority.
-
-NEEDS: list[tuple[str, Message, Scope]] = [
-    ("session.create", {}, "session.write"),
-    ("session.append", {"session_id": "a", "items": [EMPTY]}, "session.write"),
-    ("session.update", {"session_id": "a"}, "session.write"),
-    ("session.restore", {"session_id": "a", "revision": 1}, "session.write"),
-    ("session.rewind", {"session_id": "a", "after_entry_id": 0}, "session.write"),
-    ("session.fork", {"session_id": "a"}, "session.write"),
-    ("session.list", {}, "session.read"),
-    ("session.get", {"session_id": "a"}, "session.read"),
-    ("session.revisions", {"session_id": "a"}, "session.read"),
-    ("session.export", {"session_id": "a"}, "session.read"),
-    ("session.export", {"session_id": "a", "redact": "none"}, "history.full"),
-    ("session.subscribe", {}, "session.read"),
-    ("session.unsubscribe", {"subscription_id": "s"}, "session.read"),
-    ("session.events", {"session_id": "a", "since": 0}, "session.read"),
-    ("operation.get", {"operation_id": "op"}, "session.read"),
-    ("session.compact", {"session_id": "a"}, "session.compact"),
-    ("operation.cancel", {"operation_id": "op"}, "session.compact"),
-    ("session.delete", {"session_id": "a"}, "session.delete"),
-    ("server.shutdown", {}, "admin"),
-]
-
-
-async def test_a_principal_without_a_scope_is_refused(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """PROTOCOL.md §7: checks run on every call; the error names the scope."""
-    scopes: set[Scope] = set(SCOPES)
-
-    def narrowed(uid: int) -> Principal:
-        return Principal(uid, frozenset(scopes))
-
-    monkeypatch.setattr("recapd.daemon.listener.owner", narrowed)
-    async with start() as daemon, daemon.connect() as peer:
-        await peer.call("session.create", session_id="a", items=[user("x")])
-        for method, params, scope in NEEDS:
-            scopes.discard(scope)
-            async with daemon.connect() as weaker:
-                with pytest.raises(Forbidden) as caught:
-                    await weaker.call(method, **params)
-                assert (caught.value.code, caught.value.data) == (1002, {"scope": scope})
-                await weaker.call("protocol.ping")
-                introduced = (await weaker.call("server.info"))["server"]
-                assert introduced["name"] == "recapd"
-            scopes.add(scope)
-        assert await peer.items("a") == [user("x")]
 
 
 # The log.

@@ -302,7 +302,7 @@ def test_the_help_names_every_command_and_every_exit_code(shared: Home) -> None:
     said = shared.ok("--help").decode()
     for command in (
         "serve start stop status new list append show compact revisions restore rewind fork"
-        " export watch delete update call"
+        " export watch delete update call token"
     ).split():
         assert re.search(rf"^  {command} +[A-Z]", said, re.MULTILINE)
         assert b"Usage: recapd" in shared.ok(command, "--help")
@@ -774,6 +774,65 @@ def test_on_a_terminal_a_deletion_is_asked_for(
         assert ends(process) == code
     listed = shared.json("list", "--limit", "1000")["sessions"]
     assert (session_id not in [one["session_id"] for one in listed]) is deleted
+
+
+def test_a_token_does_less_than_its_owner_until_it_is_revoked(shared: Home, tmp_path: Path) -> None:
+    """PROTOCOL.md §7. It is presented from a file or a variable, never as an argument."""
+    session_id = shared.session(*ITEMS)
+    made = shared.run(
+        *("token", "create", "an editor", "--scope", "session.read", "--session", session_id),
+        *("--expires-in", "8h"),
+    )
+    assert made.returncode == 0
+    token = made.stdout.decode().strip()
+    (shown,) = shared.json("token", "list")["tokens"]
+    assert shown["token_id"].encode() in made.stderr
+    assert {shown["label"], *shown["scopes"], *shown["sessions"]} == {
+        *("an editor", "session.read", session_id)
+    }
+    assert re.search(
+        rf"^{shown['token_id']}  an editor  .*{session_id}  session.read$",
+        (shared.ok("token", "list").decode()),
+        re.MULTILINE,
+    )
+
+    file = tmp_path / "token"
+    file.write_text(token + "\n")
+    said = shared.fails(2, "list", "--token-file", str(file))
+    assert "Others may read" in said
+    assert token not in said
+    file.chmod(0o600)
+    from_file = ("--token-file", str(file))
+    for listed in (
+        shared.ok("list", "--json", *from_file),
+        shared.ok("list", "--json", RECAPD_TOKEN=token),
+    ):
+        assert [one["session_id"] for one in json.loads(listed)["sessions"]] == [session_id]
+    assert "forbidden" in shared.fails(1, "delete", session_id, "--yes", *from_file)
+    assert "forbidden" in shared.fails(1, "token", "list", RECAPD_TOKEN=token)
+    assert "No such file" in shared.fails(1, "list", "--token-file", str(tmp_path / "none"))
+
+    shared.ok("token", "revoke", shown["token_id"])
+    assert "unauthenticated" in shared.fails(1, "list", RECAPD_TOKEN=token)
+    assert "no such token" in shared.fails(1, "token", "revoke", "--stdin", stdin=token.encode())
+    found = shared.run("token", "create", "another", "--scope", "admin")
+    shared.ok("token", "revoke", "--stdin", stdin=found.stdout)
+    assert shared.json("token", "list") == {"tokens": []}
+    for arguments in (
+        ["revoke"],
+        ["revoke", "x", "--stdin"],
+        ["create", "x"],
+        ["create", "x", "--scope", "everything"],
+        ["create", "x", "--scope", "admin", "--expires-in", "soon"],
+    ):
+        shared.fails(2, "token", *arguments)
+
+
+def test_the_daemon_does_not_inherit_the_token_of_who_starts_it(home: Home) -> None:
+    home.run("start", RECAPD_TOKEN="recapd_not-for-its-environment")
+    environment = Path(f"/proc/{home.pid()}/environ").read_bytes()
+    assert b"RECAPD_HOME" in environment
+    assert b"RECAPD_TOKEN" not in environment
 
 
 def test_any_method_can_be_called(shared: Home) -> None:

@@ -27,6 +27,7 @@ ORDER: Final = (
     *("session.compact", "operation.get", "operation.cancel"),
     *("session.revisions", "session.restore", "session.rewind", "session.fork"),
     *("session.export", "session.update", "session.verify", "session.delete"),
+    *("token.create", "token.list", "token.revoke"),
     "server.shutdown",
 )
 """In which one example makes what the next needs."""

@@ -218,6 +218,7 @@ async def test_the_store_of_an_older_recapd_is_brought_to_the_present_version(
     db = sqlite3.connect(folder / "store.db", isolation_level=None)
     db.execute("ALTER TABLE sessions DROP COLUMN parent")
     db.execute("ALTER TABLE sessions DROP COLUMN auto_compact")
+    db.execute("DROP TABLE access_tokens")
     db.execute("PRAGMA user_version = 1")
     older = db.execute("SELECT sql FROM sqlite_schema WHERE sql IS NOT NULL").fetchall()
     db.close()

@@ -60,6 +60,14 @@ async def test_everything_of_an_older_store_is_there(older: Path) -> None:
         assert events[: len(expected["events"])] == expected["events"]
         for operation_id, outcome in expected["operations"].items():
             assert (await store.operation(operation_id)).outcome == outcome.encode()
+        assert [
+            [
+                *(token.token_id, token.digest.hex(), token.label, [*token.scopes]),
+                *([*(token.sessions or ())], token.parent),
+                *(token.created_at_ms, token.expires_at_ms),
+            ]
+            for token in await store.tokens()
+        ] == expected.get("tokens", [])
 
 
 @pytest.mark.parametrize("version", range(1, SCHEMA_VERSION + 1))
