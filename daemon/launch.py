@@ -16,7 +16,8 @@ from typing import Final
 from recapd.daemon.cli import ExitCode, Failure
 from recapd.daemon.config import Settings
 from recapd.protocol.client import NotConnected
-from recapd.storage.lock import UnsafeFolder, make_private_folder
+from recapd.storage.errors import Unsafe
+from recapd.storage.lock import UnsafeFolder, make_private_folder, open_private
 
 START_TIMEOUT_S: Final = 10
 LOG_NAME: Final = "recapd.log"
@@ -62,9 +63,9 @@ def _start(settings: Settings, deadline_s: float) -> bool:
     try:
         make_private_folder(settings.data_dir)
         log = _open_log(settings.data_dir / LOG_NAME)
-    except UnsafeFolder as error:
+    except (Unsafe, UnsafeFolder) as error:
         raise Failure(
-            "The folder of the store is not private to this user.", ExitCode.CANNOT_SERVE
+            "A folder or file of the store is not private to this user.", ExitCode.CANNOT_SERVE
         ) from error
     except OSError as error:
         raise Failure(
@@ -120,13 +121,12 @@ def _spawn(settings: Settings, ready_fd: int, log: int) -> subprocess.Popen[byte
 
 
 def _open_log(path: Path) -> int:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-    log = os.open(path, flags, 0o600)
+    log = open_private(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.fchmod(log, 0o600)
     if os.fstat(log).st_size > _LOG_BYTES_MAX:
         os.close(log)
         os.replace(path, path.with_name(f"{path.name}.1"))
-        log = os.open(path, flags, 0o600)
+        log = open_private(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     return log
 
 

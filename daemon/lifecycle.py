@@ -24,9 +24,9 @@ from recapd.daemon.config import Settings
 from recapd.daemon.listener import AlreadyServed, SocketInTheWay, accept_connections, bound_socket
 from recapd.daemon.service import Service, Stopping
 from recapd.protocol.errors import CompactionFailed
-from recapd.storage.database import Damaged, NewerSchema, Unsafe
+from recapd.storage.database import Damaged, NewerSchema
 from recapd.storage.entry import encode_time
-from recapd.storage.errors import StorageError
+from recapd.storage.errors import StorageError, Unsafe
 from recapd.storage.lock import Locked, UnsafeFolder
 from recapd.storage.sqlite import open_store
 

@@ -5,8 +5,8 @@ from contextlib import contextmanager
 
 from recapd.daemon.cli import ExitCode, Failure
 from recapd.storage.backup import BackupError, Faulty, StoreInUse
-from recapd.storage.database import Damaged, NewerSchema, Unsafe
-from recapd.storage.errors import StorageError
+from recapd.storage.database import Damaged, NewerSchema
+from recapd.storage.errors import StorageError, Unsafe
 from recapd.storage.lock import Locked, UnsafeFolder
 
 _FAULTS_MAX = 20  # told of

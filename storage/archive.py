@@ -102,6 +102,8 @@ def write_archive(
     path = archive_path(archives, header.session_id, header.revision)
     if path.parent not in synced:
         path.parent.mkdir(mode=0o700, exist_ok=True)
+        if path.parent.is_symlink():
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
         sync_folder(archives)  # also when it was there: an earlier life may have died before that
         synced.add(path.parent)
     temporary = path.with_name(f".{header.revision}.{secrets.token_hex(8)}.tmp")
@@ -168,9 +170,12 @@ def open_archive(archives: Path, session_id: str, revision: int) -> BufferedRead
 
     Raises ArchiveMissing, OSError.
     """
+    path = archive_path(archives, session_id, revision)
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     try:
-        descriptor = os.open(archive_path(archives, session_id, revision), flags)
+        if path.parent.is_symlink():  # the flag is about the last name only
+            raise ArchiveMissing(revision)
+        descriptor = os.open(path, flags)
     except OSError as error:
         if error.errno in _NO_FILE:
             raise ArchiveMissing(revision) from error

@@ -19,17 +19,14 @@ import aiosqlite
 import anyio
 
 from recapd.storage.errors import StorageError, StorageFull, StorageReadonly
+from recapd.storage.lock import check_private
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 _BUSY_TIMEOUT_MS: Final = 10_000  # another process that holds the lock longer is an error
 _WAL_BYTES_MAX: Final = 16 << 20  # the log is cut back to this when a checkpoint could reset it
-_MIGRATIONS: Final = (
-    "0001.sql",
-    "0002.sql",
-    "0003.sql",
-)  # the n-th brings a database to user_version n
+_MIGRATIONS: Final = ("0001.sql", "0002.sql", "0003.sql")  # the n-th brings it to user_version n
 SCHEMA_VERSION: Final = len(_MIGRATIONS)
 
 
@@ -43,10 +40,6 @@ class Busy(StorageError):
 
 class NewerSchema(StorageError):
     """The database was made by a newer recapd."""
-
-
-class Unsafe(StorageError):
-    """A file of the store is not what it must be: a link, no plain file, or another's."""
 
 
 async def call(
@@ -98,8 +91,7 @@ def check_private_file(path: Path) -> os.stat_result:
     Raises Unsafe, OSError (FileNotFoundError when there is nothing).
     """
     status = path.lstat()
-    if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1 or status.st_uid != os.geteuid():
-        raise Unsafe(f"{path.name} is not a plain file of this user")
+    check_private(path.name, status)
     return status
 
 

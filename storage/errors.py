@@ -15,6 +15,7 @@
     ├── ArchiveMissing          its file is not there
     ├── ArchiveCorrupt          its file is not what was written
     └── StorageError            the disk or the database failed; the change was not made
+        ├── Unsafe              a file is a link, no plain file, or another user's
         ├── StorageFull
         ├── StorageReadonly
         ├── StoreClosed         the store was closed first
@@ -96,6 +97,10 @@ class ArchiveCorrupt(StoreError):
 
 class StorageError(StoreError):
     """The disk or the database failed; the change was not made."""
+
+
+class Unsafe(StorageError):
+    """A file of the store is not what it must be: a link, no plain file, or another's."""
 
 
 class StorageFull(StorageError):

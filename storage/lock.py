@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from recapd.storage.errors import Unsafe
+
 _NO_FOLDER: Final = {errno.EEXIST, errno.ENOTDIR, errno.ELOOP}  # a file or a link is in its place
 
 
@@ -25,15 +27,37 @@ class UnsafeFolder(Exception):
     """The folder is a link, not a folder, another user's, or others may write to it."""
 
 
+def check_private(name: str, status: os.stat_result) -> None:
+    """Is it a plain file of this user, and has it one name only? Raises Unsafe."""
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1 or status.st_uid != os.geteuid():
+        raise Unsafe(f"{name} is not a plain file of this user")
+
+
+def open_private(path: Path, flags: int) -> int:
+    """A descriptor of a plain file of ours; made with mode 0600 where there is none and O_CREAT.
+
+    Raises Unsafe, OSError (ELOOP when it is a symbolic link).
+    """
+    # A pipe would hold up who opens it.
+    flags |= os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    descriptor = os.open(path, flags, 0o600)
+    try:
+        check_private(path.name, os.fstat(descriptor))
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
 @contextmanager
 def hold(path: Path) -> Generator[None]:
     """Hold the lock file at `path`, made with mode 0600 where there is none. Never waits.
 
     The file stays: removing it would let two processes lock two files of one name.
 
-    Raises Locked, OSError (ELOOP when it is a symbolic link).
+    Raises Locked, Unsafe, OSError (ELOOP when it is a symbolic link).
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    descriptor = open_private(path, os.O_RDWR | os.O_CREAT)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -34,8 +34,8 @@ from recapd.storage import queries, swap
 from recapd.storage.database import (
     Busy,
     Damaged,
-    Unsafe,
     call,
+    check_private_file,
     checkpoint,
     connect,
     make_private_file,
@@ -51,6 +51,7 @@ from recapd.storage.errors import (
     StorageError,
     StoreClosed,
     Superseded,
+    Unsafe,
 )
 from recapd.storage.ledger import (
     Change,
@@ -239,6 +240,9 @@ class SqliteStore(Store):
         """To be called once; see `open_store`."""
         try:
             make_private_file(self._path)
+            for suffix in ("-wal", "-shm"):
+                with suppress(FileNotFoundError):
+                    check_private_file(self._path.with_name(self._path.name + suffix))
             make_private_folder(self._archives)
             await _twice(lambda: refuse_newer(self._path))
             self._store_id = store_id

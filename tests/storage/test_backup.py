@@ -30,8 +30,9 @@ from recapd.storage.backup import (
     make_backup,
     restore_backup,
 )
-from recapd.storage.database import NewerSchema, Unsafe
+from recapd.storage.database import NewerSchema
 from recapd.storage.entry import Entry
+from recapd.storage.errors import Unsafe
 from recapd.storage.lock import Locked, UnsafeFolder
 from recapd.storage.sqlite import open_store
 from recapd.storage.store import Fault, NewItem, NewSession, Query, Session, Store

@@ -24,7 +24,6 @@ from recapd.storage.database import (
     Busy,
     Damaged,
     NewerSchema,
-    Unsafe,
     call,
     checkpoint,
     configure,
@@ -34,7 +33,13 @@ from recapd.storage.database import (
     raw,
     storage_error,
 )
-from recapd.storage.errors import StorageError, StorageFull, StorageReadonly, UnknownSession
+from recapd.storage.errors import (
+    StorageError,
+    StorageFull,
+    StorageReadonly,
+    UnknownSession,
+    Unsafe,
+)
 from recapd.storage.sqlite import open_store
 from recapd.storage.store import NewItem, NewSession, Parent, Query, Session
 
