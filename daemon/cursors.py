@@ -51,6 +51,7 @@ class ExportPosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ta
     created_at_ms: int
     format: Format
     redact: Redact
+    full: bool  # for somebody who may see everything
     scope: Number | Literal["current", "all"]
     revision: Number
     generation: Number

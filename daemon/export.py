@@ -15,7 +15,7 @@ from recapd.daemon import cursors
 from recapd.daemon.compaction.transcript import message_text, render
 from recapd.daemon.config import ENVELOPE_BYTES
 from recapd.daemon.cursors import ExportPosition
-from recapd.daemon.redaction import Redactor
+from recapd.daemon.projection import Projection
 from recapd.daemon.wire import wire_revision
 from recapd.protocol.errors import CursorInvalid, UnsupportedFormat
 from recapd.protocol.items import item_facts
@@ -27,7 +27,7 @@ from recapd.protocol.messages import (
     ManifestRevision,
     Redaction,
 )
-from recapd.storage.entry import Entry, decode_entry, encode_entry, encode_time, item_of
+from recapd.storage.entry import Entry, encode_time, item_of
 from recapd.storage.errors import RevisionUnknown
 from recapd.storage.store import Revision, Store
 
@@ -50,8 +50,12 @@ class _History:
     archived: Revision | None
 
 
-async def export_chunk(store: Store, params: ExportParams, *, frame_bytes_max: int) -> ExportResult:
+async def export_chunk(
+    store: Store, params: ExportParams, *, full: bool, frame_bytes_max: int
+) -> ExportResult:
     """One chunk, as `params` ask for it, within a frame however it must be escaped.
+
+    `full`: the caller may see all of it.
 
     Raises UnsupportedFormat, CursorInvalid, and what `Store.page` raises.
     """
@@ -66,6 +70,7 @@ async def export_chunk(store: Store, params: ExportParams, *, frame_bytes_max: i
             session.created_at_ms,
             form,
             params.redact,
+            full,
             params.revision,
             session.revision,
             session.generation,
@@ -78,12 +83,14 @@ async def export_chunk(store: Store, params: ExportParams, *, frame_bytes_max: i
         position.created_at_ms,
         position.format,
         position.redact,
+        position.full,
         position.scope,
     ) != (
         params.session_id,
         session.created_at_ms,
         params.format,
         params.redact,
+        full,
         params.revision,
     ):
         raise CursorInvalid
@@ -130,7 +137,9 @@ class _Chunk:
         self._offset: int = position.offset
         self._room = bytes_max
         self._parts: list[bytes] = []
-        self._redactor = Redactor(position.counts)
+        self._projection = Projection(
+            full=position.full, redact=position.redact == "policy", counts=position.counts
+        )
         self._format: Format = position.format
 
     async def fill(self) -> None:
@@ -157,7 +166,7 @@ class _Chunk:
                 piece=self._piece,
                 offset=self._offset,
                 bytes=sent,
-                counts=dict(self._redactor.counts),
+                counts=dict(self._projection.counts),
             )
             return ExportResult(chunk.decode(), cursors.encode(following), False)
         manifest = Manifest(
@@ -168,7 +177,7 @@ class _Chunk:
                 for one in self._histories
             ],
             sent,
-            Redaction(self._start.redact, dict(self._redactor.counts)),
+            Redaction(self._start.redact, dict(self._projection.counts)),
         )
         return ExportResult(chunk.decode(), None, True, manifest)
 
@@ -186,9 +195,9 @@ class _Chunk:
         for line in page.entries:
             if self._room <= 0:
                 return
-            counts = self._redactor.counts.copy()
+            counts = self._projection.counts.copy()
             if not self._put(self._entry(line, last=self._piece == history.entries)):
-                self._redactor.counts = (
+                self._projection.counts = (
                     counts  # the rest of this piece is made again by the next chunk
                 )
 
@@ -245,26 +254,21 @@ class _Chunk:
     def _entry(self, line: bytes, *, last: bool) -> bytes:
         match self._format:
             case "jsonl":
-                return self._redact(item_of(line)) + b"\n"
+                if self._projection.changes_nothing:
+                    return item_of(line) + b"\n"
+                return self._projection.entry(line).item + b"\n"
             case "json":
-                if self._start.redact == "policy":
-                    entry = decode_entry(line)
-                    line = encode_entry(
-                        msgspec.structs.replace(entry, item=self._redact(entry.item))
-                    )
+                line = self._projection.line(line)
                 return line if last else line + b","
             case "markdown":
-                return self._markdown(decode_entry(line))
-
-    def _redact(self, item: bytes) -> bytes:
-        return self._redactor.item(item) if self._start.redact == "policy" else item
+                return self._markdown(self._projection.entry(line))
 
     def _markdown(self, entry: Entry) -> bytes:
         """One entry: a mark that a parser can trust, for it says how long the text behind it is.
 
         A message is given as it was written; whatever else, as a transcript within a fence.
         """
-        item = self._redact(entry.item)
+        item = entry.item
         message = message_text(item)
         if message is not None:
             title, body = message

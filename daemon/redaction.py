@@ -62,7 +62,15 @@ def _as_written(number: str) -> msgspec.Raw:
 
 
 _decode = msgspec.json.Decoder(float_hook=_as_written).decode
-_encode = msgspec.json.Encoder().encode
+encode_item = msgspec.json.Encoder().encode
+
+
+def decode_item(item: bytes) -> Any:
+    """An item, with numbers as they are written wherever Python would change them."""
+    try:
+        return _decode(item)
+    except msgspec.ValidationError:  # an integer of more digits than Python takes by default
+        return json.loads(item, parse_int=_as_written, parse_float=_as_written)
 
 
 @lru_cache(maxsize=64)
@@ -103,12 +111,8 @@ class Redactor:
             if not any(hint in text for hint in _HINTS):
                 return item
         found = self.counts.total()
-        try:
-            value = _decode(item)
-        except msgspec.ValidationError:  # an integer of more digits than Python takes by default
-            value = json.loads(item, parse_int=_as_written, parse_float=_as_written)
-        value = self._value(value)
-        return item if self.counts.total() == found else _encode(value)
+        value = self._value(decode_item(item))
+        return item if self.counts.total() == found else encode_item(value)
 
     def _value(self, value: Any) -> Any:
         if isinstance(value, str):

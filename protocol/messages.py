@@ -658,7 +658,7 @@ class PlannedRequest(msgspec.Struct, frozen=True):
 
 
 class CompactionPlan(msgspec.Struct, frozen=True):
-    """What stays, what is summarised and what goes; `request` is null where no model is asked."""
+    """`request` is null where no model is asked, and without `history.full`."""
 
     instructions: PlannedPart
     reminders: PlannedPart

@@ -3,6 +3,7 @@ code.
 """
 
 import anyio
+import anyio.to_thread
 import msgspec
 
 from recapd.daemon import cursors
@@ -13,6 +14,7 @@ from recapd.daemon.connection import Call
 from recapd.daemon.cursors import GetPosition
 from recapd.daemon.export import export_chunk
 from recapd.daemon.handlers.sessions import expect_of, receipt_for, replay
+from recapd.daemon.projection import Projection
 from recapd.daemon.summarizers import pipeline_settings, source_redactor, summariser_for
 from recapd.daemon.wire import wire_revision, wire_session
 from recapd.protocol import messages as m
@@ -21,24 +23,27 @@ from recapd.storage.errors import RevisionUnknown
 from recapd.storage.store import Receipt, Replayed
 
 _PAGE_BYTES = 1 << 20  # of a page of entries, where the client names no size
+_PLACEHOLDER_GROWTH = 8  # how much longer placeholders can be than what they stand for, at most
 
 
 async def get(call: Call, params: m.GetParams) -> m.GetResult:
     store = call.service.store
-    redaction = m.Redaction("none", {})  # who may read the whole history gets back what was written
+    full = "history.full" in call.principal.scopes
+    projection = Projection(full=full, redact=not full)
     if params.view == "info":
         session = await store.session(params.session_id)
         if params.revision not in (None, session.revision, *session.archived_revisions):
             raise RevisionUnknown(params.revision)
         revision = session.revision if params.revision is None else params.revision
-        return m.GetResult(wire_session(session), revision, None, redaction)
+        return m.GetResult(wire_session(session), revision, None, _redaction(projection))
     position = cursors.decode(params.cursor, GetPosition)
     if position is not None and (
         (position.session_id, position.order) != (params.session_id, params.order)
         or params.revision not in (None, position.revision)
     ):
         raise CursorInvalid
-    bytes_max = min(params.max_bytes or _PAGE_BYTES, call.service.settings.item_bytes_max)
+    room = call.service.settings.item_bytes_max // (1 if full else _PLACEHOLDER_GROWTH)
+    bytes_max = min(params.max_bytes or _PAGE_BYTES, room)
     if position is None:
         page = await store.page(
             params.session_id,
@@ -78,8 +83,17 @@ async def get(call: Call, params: m.GetParams) -> m.GetResult:
                 page.next_index,
             )
         )
-    entries = msgspec.Raw(b"[%b]" % b",".join(page.entries))
-    return m.GetResult(wire_session(page.session), revision, next_cursor, redaction, entries)
+    lines = page.entries
+    if not projection.changes_nothing:
+        lines = await anyio.to_thread.run_sync(lambda: [*map(projection.line, page.entries)])
+    entries = msgspec.Raw(b"[%b]" % b",".join(lines))
+    return m.GetResult(
+        wire_session(page.session), revision, next_cursor, _redaction(projection), entries
+    )
+
+
+def _redaction(projection: Projection) -> m.Redaction:
+    return m.Redaction("none" if projection.changes_nothing else "policy", dict(projection.counts))
 
 
 async def revisions(call: Call, params: m.SessionParams) -> m.RevisionsResult:
@@ -91,7 +105,10 @@ async def export(call: Call, params: m.ExportParams) -> m.ExportResult:
     if params.redact == "none":
         call.principal.require("history.full")
     return await export_chunk(
-        call.service.store, params, frame_bytes_max=call.service.settings.frame_bytes_max
+        call.service.store,
+        params,
+        full="history.full" in call.principal.scopes,
+        frame_bytes_max=call.service.settings.frame_bytes_max,
     )
 
 
@@ -105,7 +122,7 @@ async def compact(call: Call, params: m.CompactParams) -> object:
     redactor = source_redactor(settings)
     if params.dry_run:
         call.release()
-        return await service.compactions.plan(
+        planned = await service.compactions.plan(
             params.session_id,
             expect_of(params),
             summarise=summarise,
@@ -113,6 +130,7 @@ async def compact(call: Call, params: m.CompactParams) -> object:
             force=params.force,
             redactor=redactor,
         )
+        return planned if "history.full" in call.principal.scopes else _without_request(planned)
     receipt = receipt_for("session.compact", params, params.operation_id or service.new_id())
     assert isinstance(receipt, Receipt)
     compaction = service.compactions.start(
@@ -145,6 +163,14 @@ async def compact(call: Call, params: m.CompactParams) -> object:
         if compaction.ended.failed:
             raise
     return msgspec.Raw(compaction.ended.result())
+
+
+def _without_request(planned: m.CompactResult) -> m.CompactResult:
+    """A plan for who may compact a history and not read it: the request has its transcript."""
+    if not isinstance(planned.plan, m.CompactionPlan):
+        return planned
+    plan = msgspec.structs.replace(planned.plan, request=None)
+    return msgspec.structs.replace(planned, plan=plan)
 
 
 def _summariser(params: m.CompactParams, settings: Settings) -> Summariser:
