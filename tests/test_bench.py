@@ -11,7 +11,7 @@ def test_each_measurement_of_the_dispatcher_is_there(project_root: Path) -> None
         [project_root / "scripts/bench"], capture_output=True, text=True, check=False
     )
     assert usage.returncode == 2
-    for name in ("retention", "overhead"):
+    for name in ("retention", "overhead", "redaction"):
         assert f"scripts/bench {name} [--json]" in usage.stderr
         assert (project_root / f"scripts/{name}.py").is_file()
 
@@ -64,3 +64,17 @@ def test_overhead_prints_the_whole_and_its_parts(project_root: Path) -> None:
     assert all(part > 0 for part in by_kind["parts"].values())
     assert by_kind["offline"]["whole"] > by_kind["offline"]["request"] == 0
     assert by_kind["chat"]["whole"] > by_kind["chat"]["request"] > 0
+
+
+def test_redaction_misses_few_planted_secrets_and_takes_nothing_else_for_one(
+    project_root: Path,
+) -> None:
+    report = json.loads(measure(project_root, "scripts.redaction", "--no-corpus", "--json"))
+    found = report["redaction"]
+    assert found["shapes"] >= 50
+    misses = found["misses"]
+    assert (misses["sentence"], misses["json"], misses["env"]) == (0, 0, 0)
+    assert misses["url"] <= 4
+    assert misses["broken"] > 0  # what is measured can be missed
+    assert found["false_hits"] == []
+    assert found["megabytes_per_s"] > 0

@@ -362,6 +362,7 @@ async def make_older_store(folder: Path) -> int:
     with closing(sqlite3.connect(folder / "store.db", isolation_level=None)) as db:
         for column in ("parent", "auto_compact"):  # what schema 2 added
             db.execute(f"ALTER TABLE sessions DROP COLUMN {column}")
+        db.execute("DROP TABLE access_tokens")  # and schema 3
         db.execute("PRAGMA user_version=1")
         with closing(sqlite3.connect(":memory:")) as older:
             script = files("recapd.storage").joinpath("migrations", "0001.sql").read_text("utf-8")
