@@ -559,7 +559,7 @@ class MemoryStore(Store):
         return Verified(1 + len(kept.revisions), sum(map(len, lines)), [])
 
     async def health(self) -> StoreHealth:
-        return StoreHealth(not self._closed, False, 0, 0, 0, waiting_changes=0)
+        return StoreHealth(not self._closed, False, False, 0, 0, 0, waiting_changes=0)
 
 
 @asynccontextmanager

@@ -157,12 +157,8 @@ def make_folder(folder: Path) -> None:
 
 
 class _Connections(NamedTuple):
-    """What is open while a store is.
+    """What is open while a store is. `reads` are under way."""
 
-    `place` is what lay at the database's name then: device and inode. `reads` are under way.
-    """
-
-    place: tuple[int, int]
     writer: aiosqlite.Connection
     ledger: Ledger
     archivist: aiosqlite.Connection  # a reader: an archive is written from one long snapshot
@@ -213,6 +209,7 @@ class SqliteStore(Store):
         self._archives = folder / "archives"
         self._now_ms = now_ms
         self._store_id = ""
+        self._home: tuple[int, int] | None = None  # the place of the database that was opened first
         self._listener: Listener = lambda _: None
         self._told = 0  # the ordinal of the last event that the listener was given
         self._queue: deque[tuple[Change, Pending[Any]]] = deque()
@@ -261,11 +258,13 @@ class SqliteStore(Store):
         Whoever wrote it may have died, or failed, before its own sync, and it is to be shown now.
         """
         opened: list[aiosqlite.Connection] = []
+        if self._home is None:
+            self._home = self._place()
+        self._check_home()
         try:
             opened.append(await connect(self._path, writer=True))
             while len(opened) < 2 + _READERS:
                 opened.append(await connect(self._path, writer=False))
-            place = self._place()
             writer, archivist, *readers = opened
             ledger = await call(writer, self._begin, raw(writer), extent)
             # SQLite made -wal and -shm by now; their names last as long as the database needs them.
@@ -274,7 +273,7 @@ class SqliteStore(Store):
             damaged = isinstance(error, Exception) and isinstance(storage_error(error), Damaged)
             await _close(opened, damaged=damaged)
             raise
-        return _Connections(place, writer, ledger, archivist, readers, [0] * _READERS)
+        return _Connections(writer, ledger, archivist, readers, [0] * _READERS)
 
     def _begin(self, db: sqlite3.Connection, extent: Literal["FULL", "TRUNCATE"]) -> Ledger:
         self._store_id = migrate(db, self._store_id)
@@ -352,8 +351,14 @@ class SqliteStore(Store):
             await self._disconnect()
 
     def _place(self) -> tuple[int, int]:
+        """What lies at the database's name: device and inode. Raises OSError."""
         status = self._path.lstat()
         return status.st_dev, status.st_ino
+
+    def _check_home(self) -> None:
+        """Raises Unsafe, OSError where the database was moved away, and perhaps replaced."""
+        if self._place() != self._home:
+            raise Unsafe(f"{self._path.name} was put in another's place")
 
     def _has_archive(self, session_id: str, archive: Revision) -> bool:
         path = archives.archive_path(self._archives, session_id, archive.revision)
@@ -455,8 +460,7 @@ class SqliteStore(Store):
     def _run(
         self, opened: _Connections, changes: Sequence[Change]
     ) -> tuple[list[Outcome], list[Event]]:
-        if self._place() != opened.place:  # what is written to it now would be lost
-            raise Unsafe(f"{self._path.name} was put in another's place")
+        self._check_home()  # what is written to it now would be lost
         return opened.ledger.run(changes)
 
     def _publish(self, events: Sequence[Event]) -> None:
@@ -611,6 +615,7 @@ class SqliteStore(Store):
     def _write_archive(
         self, db: sqlite3.Connection, session: Session, kind: Kind, operation_id: str
     ) -> Revision:
+        self._check_home()
         with queries.snapshot(db):
             row = find_session(db, session.session_id)
             if row.revision != session.revision:
@@ -786,13 +791,16 @@ class SqliteStore(Store):
             except OSError:
                 return 0
 
+        moved, free = False, 0
         try:
+            self._check_home()
             free = shutil.disk_usage(self._folder).free
-        except OSError as error:
-            raise storage_error(error) from error
+        except (OSError, Unsafe):
+            moved = True
         return StoreHealth(
-            writable=self._connections is not None and self._damaged is None,
+            writable=self._connections is not None and self._damaged is None and not moved,
             damaged=self._damaged is not None,
+            moved=moved,
             database_bytes=size("store.db"),
             log_bytes=size("store.db-wal"),
             disk_free_bytes=free,

@@ -282,10 +282,11 @@ class Verified(msgspec.Struct, frozen=True):
 
 
 class StoreHealth(msgspec.Struct, frozen=True):
-    """How the store is doing. Sizes in bytes."""
+    """How the store is doing. `moved`: it is not where it was opened. Sizes in bytes."""
 
     writable: bool
     damaged: bool
+    moved: bool
     database_bytes: int
     log_bytes: int
     disk_free_bytes: int

@@ -67,17 +67,27 @@ async def health(call: Call, params: m.Params) -> m.HealthResult:
                 "database_damaged", "Stop the server and restore a backup of the store."
             )
         )
+    elif store.moved:
+        warnings.append(
+            m.HealthWarning(
+                "store_moved", "Put the folder of the store back in its place, or stop the server."
+            )
+        )
     elif not store.writable:
         warnings.append(
             m.HealthWarning("database_unavailable", "The next change opens the database anew.")
         )
-    if store.disk_free_bytes < _FREE_BYTES_LOW:
+    if store.disk_free_bytes < _FREE_BYTES_LOW and not store.moved:
         warnings.append(
             m.HealthWarning("disk_almost_full", "Free space on the disk that holds the store.")
         )
     if store.log_bytes > _LOG_BYTES_HIGH:
         warnings.append(
             m.HealthWarning("log_large", "Another process reads the database: let it end.")
+        )
+    if not call.service.settings.socket.is_socket():
+        warnings.append(
+            m.HealthWarning("socket_gone", "Nobody else can connect: stop the server, start anew.")
         )
     warnings += call.service.automatic.warnings()
     return m.HealthResult(

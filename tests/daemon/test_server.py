@@ -166,7 +166,7 @@ async def test_health_warns_when_the_database_fails(
     peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """PROTOCOL.md §3: each warning has a reason and a hint."""
-    damaged = StoreHealth(False, True, 1, 1 << 30, 1 << 40, 7)
+    damaged = StoreHealth(False, True, False, 1, 1 << 30, 1 << 40, 7)
     closed = structs.replace(damaged, damaged=False, log_bytes=0)
     states = [damaged, closed]
     found: list[list[str]] = []
