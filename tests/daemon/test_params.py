@@ -11,6 +11,7 @@ from typing import Any, Final
 import pytest
 from tests.daemon.conftest import Daemon, Peer
 
+from recapd.protocol.errors import RpcError
 from recapd.protocol.methods import COMMON_ERRORS, METHODS, OPERATION_ERRORS
 from recapd.protocol.schema import openrpc_json
 
@@ -46,7 +47,8 @@ async def test_a_parameter_of_the_wrong_kind_is_named(
     method = BY_NAME[name]
     (example,) = method["examples"]
     good = {param["name"]: param["value"] for param in example["params"]}
-    allowed = {error.reason for error in (*COMMON_ERRORS, *OPERATION_ERRORS, *METHODS[name].errors)}
+    errors: list[type[RpcError]] = [*COMMON_ERRORS, *OPERATION_ERRORS, *METHODS[name].errors]
+    allowed = {error.reason for error in errors}
     await peer.call("session.create", session_id="talk", items=[{"role": "user", "content": "x"}])
     for param in method["params"]:
         schema = validator(param["schema"])
