@@ -1,9 +1,11 @@
 """Keys of providers: read when a model is asked, and shown to nobody else."""
 
 import os
+import signal
 import stat
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -16,6 +18,7 @@ from recapd.protocol.errors import CompactionFailed
 KEY_BYTES_MAX: Final = 16_384
 """A token of an identity provider has a few thousand."""
 
+_OUTPUT_BYTES_MAX: Final = KEY_BYTES_MAX + 2  # a line end more
 _COMMAND_TIMEOUT_S: Final = 30.0  # a password manager may ask for a finger
 
 
@@ -82,16 +85,35 @@ def _read_private(path: Path) -> bytes:
 
 
 async def _output_of(command: tuple[str, ...]) -> bytes:
+    """What it prints. It has a session of its own, so that what it started ends with it."""
     try:
         with anyio.fail_after(_COMMAND_TIMEOUT_S):
-            done = await anyio.run_process(
-                command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-            )
-    except (OSError, TimeoutError, subprocess.CalledProcessError) as error:
+            async with await anyio.open_process(
+                command,
+                stdin=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            ) as process:
+                assert process.stdout is not None
+                output = b""
+                try:
+                    async for piece in process.stdout:
+                        output += piece
+                        if len(output) > _OUTPUT_BYTES_MAX:
+                            raise ValueError
+                    code = await process.wait()
+                except BaseException:
+                    # Before it is waited for, so that nobody else can have its number.
+                    with suppress(ProcessLookupError):
+                        os.killpg(process.pid, signal.SIGKILL)
+                    raise
+                if code != 0:
+                    raise ValueError
+                return output
+    except (OSError, TimeoutError, ValueError) as error:
         # The cause would hold what the command printed.
         name = type(error).__name__
         raise _failed("`key_command` failed.") from RuntimeError(name)
-    return done.stdout
 
 
 def _failed(hint: str) -> CompactionFailed:

@@ -71,6 +71,7 @@ async def test_a_key_comes_from_a_command() -> None:
     error = await refused(key_command=failing)
     assert "abc" not in repr(error) + repr(error.__cause__)
     await refused(key_command=("/nowhere/at/all",))
+    await refused(key_command=("yes",))  # it prints without end
 
 
 @pytest.mark.parametrize(
