@@ -102,6 +102,7 @@ def texts(value: Any) -> Iterator[str]:
             yield from texts(member)
 
 
+@pytest.mark.promise("S7")
 @pytest.mark.parametrize("item", ITEMS, ids=lambda item: json.dumps(item)[:60])
 def test_only_texts_of_messages_are_read(item: Message) -> None:
     shown, counts = read(item)
@@ -207,6 +208,7 @@ def corpus_items(project_root: Path) -> list[Message]:
     ]
 
 
+@pytest.mark.promise("S7")
 @pytest.mark.parametrize("scopes", [["session.read"], ["history.full"]])
 async def test_a_history_looks_the_same_when_it_is_archived(
     daemon: Daemon, peer: Peer, scopes: list[str], project_root: Path
@@ -252,6 +254,7 @@ async def test_a_history_looks_the_same_when_it_is_archived(
     assert await peer.items("a", revision=1) == items
 
 
+@pytest.mark.promise("S7")
 async def test_a_compaction_makes_no_text_of_what_is_hidden(daemon: Daemon, peer: Peer) -> None:
     """Whoever may compact could otherwise read what tools gave, in the summary of it."""
     items = [{"role": "user", "content": SHOWN}, *ITEMS[6:8]] * 5

@@ -82,6 +82,7 @@ def test_the_table_has_every_method() -> None:
     assert NEEDED.keys() == METHODS.keys()
 
 
+@pytest.mark.promise("S6")
 @pytest.mark.parametrize("scope", SCOPES)
 async def test_a_token_has_its_scopes_only(daemon: Daemon, peer: Peer, scope: Scope) -> None:
     """Every method by every scope; the refusal names the scope and changes nothing."""
@@ -159,6 +160,7 @@ def test_every_method_of_a_session_is_met_where_it_is_hidden() -> None:
     }
 
 
+@pytest.mark.promise("S6")
 async def test_other_sessions_are_not_there_for_a_token(
     daemon: Daemon, peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,6 +213,7 @@ async def test_a_token_makes_no_sessions_but_its_own(daemon: Daemon, peer: Peer)
         assert len((await weaker.call("session.list"))["sessions"]) == 2
 
 
+@pytest.mark.promise("S6")
 async def test_operations_of_other_sessions_are_not_there(
     daemon: Daemon, peer: Peer, gate: Gate
 ) -> None:
@@ -235,6 +238,7 @@ async def test_operations_of_other_sessions_are_not_there(
     assert (await peer.result(running))["status"] == "completed"
 
 
+@pytest.mark.promise("S6")
 async def test_events_of_other_sessions_are_not_told(
     daemon: Daemon, peer: Peer, gate: Gate
 ) -> None:
@@ -257,6 +261,7 @@ async def test_events_of_other_sessions_are_not_told(
 # Which tokens are good.
 
 
+@pytest.mark.promise("S6")
 async def test_a_token_that_is_not_good_is_refused_whatever_it_is(start: Start) -> None:
     """Unknown, expired or revoked: the same bytes; and nothing else may be asked then."""
     now_ms = 1_796_083_200_000
@@ -297,6 +302,7 @@ async def test_a_token_with_the_wrong_protocol_is_no_way_to_be_its_owner(
         assert await refusal(weaker, "session.create") == "forbidden"
 
 
+@pytest.mark.promise("S6")
 async def test_a_revoked_token_ends_what_waits(
     daemon: Daemon,
     peer: Peer,
