@@ -22,4 +22,4 @@ def test_no_promise_was_dropped(project_root: Path) -> None:
         pytest.skip("the page that was agreed on is not here")
     rows = ROW.findall((project_root / "docs/durability.md").read_text("utf-8"))
     ids = re.findall(r"^\| ([A-Z]\d+) \|", agreed.read_text("utf-8"), re.M)
-    assert [id for id, _ in rows] == ids
+    assert [id for id, _ in rows if id in ids] == ids  # others were added
