@@ -160,7 +160,10 @@ class Automatic:
 
     def _consider(self, session: Session, setting: AutoCompact) -> None:
         memory = self._memory_of(session)
-        if self._stopped or memory.under_way or session.running is not None:
+        if self._stopped or memory.under_way:
+            return
+        if session.running is not None:
+            self._compactions.settle(session.session_id)  # should it only seem to run
             return
         if memory.no_gain == (session.generation, setting):
             self._skip(session, memory, memory.no_gain, NoGain())

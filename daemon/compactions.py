@@ -34,6 +34,8 @@ from recapd.protocol.errors import (
     Superseded,
     from_wire,
 )
+from recapd.protocol.errors import OutcomeUnknown as OutcomeUnknownError
+from recapd.protocol.errors import StorageError as StorageFailed
 from recapd.protocol.items import item_facts
 from recapd.protocol.messages import (
     ArchiveInfo,
@@ -212,8 +214,13 @@ class Compactions:
         begun = self._begin(session_id, receipt, expect)
 
         def end(begun: "Pending[Session | Replayed]") -> None:
-            if not begun.failed:
-                self._end(session_id, _unsettled(receipt.operation_id, failure))
+            try:
+                begun.result()
+            except OutcomeUnknown:  # should it have begun, it is to end as well
+                pass
+            except StoreError:
+                return
+            self._end(session_id, _unsettled(receipt.operation_id, failure))
 
         begun.on_done(end)
         return begun
@@ -239,17 +246,27 @@ class Compactions:
         for compaction in self._running.values():
             compaction.scope.cancel()
 
+    def settle(self, session_id: str) -> "Pending[Operation] | None":
+        """Tell the store once more how an operation ended, if there is one that it could not be
+        told of.
+        """
+        unsettled = self._unsettled.pop(session_id, None)
+        return self._end(session_id, unsettled) if unsettled else None
+
     def _begin(
         self, session_id: str, receipt: Receipt, expect: Expect
     ) -> "Pending[Session | Replayed]":
-        unsettled = self._unsettled.pop(session_id, None)
-        if unsettled is not None:
-            self._end(session_id, unsettled)
+        self.settle(session_id)
         return self._actors.begin(session_id, receipt, expect)
 
     def _launch(self, compaction: Compaction, begun: "Pending[Session | Replayed]") -> None:
         try:
             session = begun.result()
+        except OutcomeUnknown as error:  # should it have begun, it has ended as well
+            if compaction.operation_id not in self._running:  # or this repeats one that has
+                unsettled = _unsettled(compaction.operation_id, rpc_error(error))
+                self._end(compaction.session_id, unsettled)
+            return
         except StoreError:
             return
         if not isinstance(session, Replayed):
@@ -271,7 +288,12 @@ class Compactions:
         with anyio.CancelScope(shield=True), anyio.move_on_after(_END_TIMEOUT_S):
             end = self._end(compaction.session_id, unsettled)
             await end.settled()
-            failure = _recorded(end) or failure
+            recorded = _recorded(end)
+            if isinstance(recorded, bytes):  # nobody could say so at its commit
+                self._ended(compaction)
+                compaction.ended.resolve(recorded)
+                return
+            failure = recorded or failure
         self._ended(compaction)
         compaction.ended.reject(failure)
 
@@ -280,9 +302,7 @@ class Compactions:
         self.ended.send()
 
     def _end(self, session_id: str, unsettled: Unsettled) -> "Pending[Operation]":
-        """Tell the store how an operation ended; what it cannot take is told again before the next
-        begin.
-        """
+        """Tell the store how an operation ended; what it cannot take is told again by `settle`."""
 
         def done(ended: "Pending[Operation]") -> None:
             try:
@@ -439,6 +459,8 @@ class Compactions:
 
 
 def _unsettled(operation_id: str, failure: RpcError) -> Unsettled:
+    if isinstance(failure, OutcomeUnknownError):
+        failure = StorageFailed()  # where it can be recorded that it failed, it was not made
     status: Status = "failed"
     if isinstance(failure, Cancelled):
         status = "cancelled"
@@ -447,12 +469,16 @@ def _unsettled(operation_id: str, failure: RpcError) -> Unsettled:
     return Unsettled(operation_id, status, _encode(failure.to_wire()), {"reason": failure.reason})
 
 
-def _recorded(end: "Pending[Operation]") -> RpcError | None:
-    """The error that the operation is known to have ended with, which may be another's doing."""
+def _recorded(end: "Pending[Operation]") -> bytes | RpcError | None:
+    """The result or the error that the operation is known to have ended with, which may be
+    another's doing; None where that is not known.
+    """
     try:
-        return from_wire(msgspec.json.decode(end.result().outcome or b"{}"))
+        operation = end.result()
     except StoreError:
         return None
+    outcome = operation.outcome or b"{}"
+    return outcome if operation.status == "completed" else from_wire(msgspec.json.decode(outcome))
 
 
 def _result(

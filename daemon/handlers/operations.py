@@ -36,4 +36,8 @@ async def _operation(call: Call, operation_id: str) -> Operation:
     operation = await call.service.store.operation(operation_id)
     if not call.principal.sees(operation.session_id):
         raise NotFound("operation")
-    return operation
+    settling = call.service.compactions.settle(operation.session_id)
+    if settling is None:
+        return operation
+    await settling.settled()
+    return await call.service.store.operation(operation_id)

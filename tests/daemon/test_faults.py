@@ -15,12 +15,15 @@ from tests.daemon.conftest import EMPTY, Daemon, Gate, Message, Peer, request, u
 from recapd.protocol.errors import (
     InternalError,
     OutcomeUnknown,
+    RpcError,
     StorageError,
     StorageFull,
     StorageReadonly,
 )
 from recapd.storage.errors import OutcomeUnknown as StoreOutcomeUnknown
+from recapd.storage.errors import StorageError as StoreStorageError
 from recapd.storage.ledger import Ledger
+from recapd.storage.pending import Pending
 from recapd.storage.sqlite import SqliteStore
 
 Start = Callable[..., AbstractAsyncContextManager[Daemon]]
@@ -269,6 +272,61 @@ async def test_a_full_disk_is_told_whatever_was_to_be_changed(
             assert await peer.call("session.list") == before
             failing = False
             assert "replayed" not in await peer.call(method, operation_id="op", **params)
+
+
+@pytest.mark.promise("D7")
+@pytest.mark.parametrize("ends", [True, False], ids=["told at once", "told when asked for"])
+@pytest.mark.parametrize("made", [True, False], ids=["made", "not made"])
+async def test_a_compaction_whose_commit_nobody_saw_has_the_outcome_that_is_found(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch, made: bool, ends: bool
+) -> None:
+    """`outcome_unknown` is an answer, never what an operation ended with (PROTOCOL.md §6)."""
+    replace, end = SqliteStore.replace, SqliteStore.end
+
+    def unseen(self: SqliteStore, *params: Any, **named: Any) -> Any:
+        pending: Pending[Any] = Pending()
+        if made:
+            replace(self, *params, **named).on_done(lambda _: pending.reject(StoreOutcomeUnknown()))
+        else:
+            pending.reject(StoreOutcomeUnknown())
+        return pending
+
+    def fails(*_: object) -> Pending[Any]:
+        pending: Pending[Any] = Pending()
+        pending.reject(StoreStorageError("io"))
+        return pending
+
+    await peer.call("session.create", session_id="a", items=[user("x"), user("y")])
+    monkeypatch.setattr(SqliteStore, "replace", unseen)
+    if not ends:
+        monkeypatch.setattr(SqliteStore, "end", fails)
+    answer: Message = {}
+    failure = ""
+    try:
+        answer = await peer.call("session.compact", session_id="a", operation_id="op")
+    except RpcError as error:
+        failure = error.reason
+    monkeypatch.setattr(SqliteStore, "replace", replace)
+    monkeypatch.setattr(SqliteStore, "end", end)
+
+    operation = (await peer.call("operation.get", operation_id="op"))["operation"]
+    assert operation["status"] == ("completed" if made else "failed")
+    now = (await peer.call("session.get", session_id="a"))["session"]
+    assert (now["busy"], now["generation"]) == (False, int(made))
+    assert failure == (
+        "outcome_unknown" if not ends else "" if made else operation["error"]["data"]["reason"]
+    )
+    if made:
+        again = await peer.call("session.compact", session_id="a", operation_id="op")
+        assert again.pop("replayed") is True
+        assert again == operation["result"]
+        assert answer in ({}, again)
+    else:
+        assert operation["error"]["data"]["reason"] == "storage_error"
+        with pytest.raises(StorageError):
+            await peer.call("session.compact", session_id="a", operation_id="op")
+    seen = await peer.call("session.events", session_id="a", since=0)
+    assert [event["method"] for event in seen["events"]].count("compaction.finished") == 1
 
 
 async def test_a_failing_disk_is_told_to_readers_too(
