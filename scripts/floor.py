@@ -1,6 +1,6 @@
 """The least daemon that does recapd's job durably: what Python and this disk allow.
 
-    python scripts/floor.py SOCKET FOLDER
+    python -m scripts.floor SOCKET FOLDER
 
 A measure for `scripts/bench`, of no other use: it believes every byte it is sent, bounds nothing,
 asks nobody who he is and recovers from nothing. What it does not leave out is what costs: each
@@ -114,8 +114,12 @@ class Floor:
         self._folder = folder
         self._loop = loop
         self._sessions: dict[str, Session] = {}
-        self._changes = 0
         self._database = opened(folder)
+        last = "SELECT coalesce(max(place) + 1, :base) FROM entry WHERE place < (:key + 1) << 32"
+        for key, name, base in self._database.execute("SELECT rowid, id, base FROM session"):
+            (end,) = self._database.execute(last, {"base": base, "key": key}).fetchone()
+            self._sessions[name] = Session(key, base, max(base, end))
+        self._changes = len(self._sessions)
         self._reader = ThreadPoolExecutor(1)
         self._committer = Committer(folder, loop)
         self._committer.start()

@@ -9,6 +9,7 @@ import json
 import os
 import random
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -25,6 +26,7 @@ Name = Literal["recapd", "profiled", "floor"]
 ROOT: Final = Path(__file__).resolve().parent.parent
 START_S: Final = 30
 STOP_S: Final = 30
+ANSWER_S: Final = 300
 WORDS: Final = (
     "retry parser lease commit offset branch header cursor replay shard flush schema merge budget "
     "probe index window socket quota digest timer reader"
@@ -60,6 +62,8 @@ class Wire:
     def __init__(self, path: Path) -> None:
         self._numbers = itertools.count(1)
         self.socket = socket.socket(socket.AF_UNIX)
+        patience = struct.pack("ll", ANSWER_S, 0)  # settimeout would cost a call to the kernel
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, patience)
         give_up_s = time.monotonic() + START_S
         while self.socket.connect_ex(str(path)):
             if time.monotonic() > give_up_s:
@@ -178,7 +182,7 @@ def arguments(name: Name, home: Path) -> list[str]:
     """How to start it on `home`."""
     places = home / "socket", home / "data"
     if name == "floor":
-        return [sys.executable, str(ROOT / "scripts/floor.py"), *map(str, places)]
+        return [sys.executable, "-m", "scripts.floor", *map(str, places)]
     serve = ("--socket", str(places[0]), "--data-dir", str(places[1]))
     page = ("pyinstrument", "-r", "html", "-o", str(home / "profile.html"), "-m")
     under = page if name == "profiled" else ()
@@ -188,7 +192,7 @@ def arguments(name: Name, home: Path) -> list[str]:
 @contextmanager
 def running(name: Name, home: Path, prefix: Sequence[str] = ()) -> Generator[Target]:
     """A daemon on `home`, started by `prefix` where that is not empty; stopped at the end."""
-    process = subprocess.Popen([*prefix, *arguments(name, home)], env=_environment())
+    process = subprocess.Popen([*prefix, *arguments(name, home)], cwd=ROOT, env=_environment())
     try:
         wire = Wire(home / "socket")
         yield Target(name, process.pid, home / "socket", home / "data", wire)
@@ -212,5 +216,8 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """Without the settings of whoever measures."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("RECAPD_")}
+    """Without the settings of whoever measures; Python's might forbid it to keep bytecode, and then
+    every start would compile everything, which no installed program does.
+    """
+    ours = ("RECAPD_", "PYTHON")
+    return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
