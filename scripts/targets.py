@@ -184,7 +184,7 @@ def arguments(name: Name, home: Path) -> list[str]:
     if name == "floor":
         return [sys.executable, "-m", "scripts.floor", *map(str, places)]
     serve = ("--socket", str(places[0]), "--data-dir", str(places[1]))
-    page = ("pyinstrument", "-r", "html", "-o", str(home / "profile.html"), "-m")
+    page = ("pyinstrument", "-i", "0.005", "-r", "html", "-o", str(home / "profile.html"), "-m")
     under = page if name == "profiled" else ()
     return [sys.executable, "-m", *under, "recapd.daemon", "serve", *serve, *RECAPD]
 
