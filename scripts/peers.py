@@ -30,7 +30,7 @@ def measure(library: str, quick: bool) -> Figures:
         home = Path(temporary)
         python = home / "environment/bin/python"
         subprocess.run([sys.executable, "-m", "venv", home / "environment"], check=True)
-        install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        install = ["-m", "pip", "install", "-qq", "--disable-pip-version-check"]
         subprocess.run([python, *install, *REQUIREMENTS[library]], check=True, stdout=sys.stderr)
         (home / "data").mkdir()
         script = f"scripts.peer_{library.replace('-', '_')}"
