@@ -12,10 +12,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, TypeVar
 
 import msgspec
-from jsonrpcserver import Error, Success
-from jsonrpcserver.async_dispatcher import dispatch_request
-from jsonrpcserver.request import Request as JsonRpcRequest
 
+from recapd.daemon.jsonrpc import Error, Success, dispatch_request
+from recapd.daemon.jsonrpc import Request as JsonRpcRequest
 from recapd.protocol import errors
 from recapd.protocol.messages import Params
 from recapd.protocol.methods import METHODS, Method

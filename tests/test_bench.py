@@ -8,12 +8,12 @@ from pathlib import Path
 
 def test_each_measurement_of_the_dispatcher_is_there(project_root: Path) -> None:
     usage = subprocess.run(
-        [project_root / "scripts/bench"], capture_output=True, text=True, check=False
+        [project_root / "scripts/bench", "nothing"], capture_output=True, text=True, check=False
     )
     assert usage.returncode == 2
-    for name in ("retention", "overhead", "redaction"):
+    for name in ("[table]", "retention", "overhead", "redaction"):
         assert f"scripts/bench {name} [--json]" in usage.stderr
-        assert (project_root / f"scripts/{name}.py").is_file()
+        assert (project_root / f"scripts/{name.strip('[]')}.py").is_file()
 
 
 def measure(project_root: Path, *arguments: str) -> str:
@@ -26,6 +26,41 @@ def measure(project_root: Path, *arguments: str) -> str:
     )
     assert run.returncode == 0, run.stderr
     return run.stdout
+
+
+def test_the_table_has_every_figure_beside_a_goal(project_root: Path) -> None:
+    """One small round of everything: what it measures is not looked at, but that it does."""
+    printed = measure(project_root, "scripts.table", "--quick", "--repeats", "1", "--json")
+    report = json.loads(printed)
+    assert report.keys() == {"rows"}
+    rows = {row["name"]: row for row in report["rows"]}
+    rows.pop("append_fsyncs", None)  # it needs strace
+    assert rows.keys() == {
+        *("append_median", "append_against_commit", "append_p99", "append_100_sessions"),
+        *("append_100_items", "read_10k", "list_10k", "list_100k", "compact_200", "compact_10k"),
+        *("ping", "ping_pipelined", "flood_lost", "start", "memory_idle", "memory_1000_sessions"),
+        *("append_beside", "stall", "memory_300_mb", "append_long", "disk_growth"),
+    }
+    for row in rows.values():
+        assert row.keys() == {"name", "value", "unit", "reference", "ratio", "goal", "met"}
+        assert row["goal"].startswith(("ratio <= ", "ratio >= ", "value <= ", "value >= "))
+        figure = row[row["goal"].split()[0]]
+        assert isinstance(figure, float | int)
+        assert isinstance(row["met"], bool)
+    assert rows["flood_lost"]["value"] == 0
+    assert rows["flood_lost"]["met"]
+
+
+def test_the_table_says_which_figures_there_are_not(project_root: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "scripts.table", "--only", "nothing"],
+        cwd=project_root,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 2
+    assert "there is no row or workload nothing" in run.stderr
 
 
 def test_retention_prints_shares_of_one_and_reaches_its_goals(project_root: Path) -> None:

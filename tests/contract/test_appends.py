@@ -93,9 +93,8 @@ async def test_after_a_replacement_only_the_calls_it_kept_count(
 
 
 @settings(
-    deadline=None,
     max_examples=20,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
     appends=st.lists(

@@ -204,7 +204,6 @@ FIRST = Step(0, None, [Change("create", (NewSession("s"), [NewItem(b"{}", 1, ("b
 
 
 @settings(
-    deadline=None,
     max_examples=40,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

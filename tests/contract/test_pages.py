@@ -171,9 +171,8 @@ async def test_pages_go_on_in_the_history_they_began_whatever_happens_to_it(
 
 
 @settings(
-    deadline=None,
     max_examples=25,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
     sizes=st.lists(st.integers(0, 60), max_size=8),

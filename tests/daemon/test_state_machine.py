@@ -472,7 +472,6 @@ async def run(start: Start, folder: Path, examples: int, steps: int) -> None:
             stateful_step_count=steps,
             derandomize=True,
             database=None,
-            deadline=None,
             suppress_health_check=(HealthCheck.too_slow, HealthCheck.data_too_large),
             phases=[Phase.generate, Phase.shrink] if LONG else [Phase.generate],
         )

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, cast
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from recapd.protocol import errors
@@ -28,8 +28,6 @@ from recapd.protocol.codec import (
     request_key,
 )
 from recapd.protocol.errors import InvalidParams
-
-FUZZ = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine
 
 PING = b'{"jsonrpc":"2.0","id":1,"method":"protocol.ping"}'
 
@@ -381,7 +379,6 @@ def depth_of(value: object) -> int:
     return 1 + max(map(depth_of, inner), default=0)
 
 
-@FUZZ
 @given(JSON, st.booleans(), st.sampled_from([None, 2]), st.sampled_from([b"", b" " * 20_000]))
 def test_depth_is_counted_exactly(
     value: object, ensure_ascii: bool, indent: int | None, padding: bytes
@@ -397,7 +394,6 @@ def test_depth_is_counted_exactly(
 # Any bytes
 
 
-@FUZZ
 @given(
     st.binary()
     | JSON.map(lambda value: json.dumps(value).encode())
@@ -416,7 +412,6 @@ def test_any_bytes_mean_a_request_or_an_error(frame: bytes) -> None:
         assert isinstance(entry, Request | Invalid)
 
 
-@FUZZ
 @given(JSON, st.binary(min_size=1, max_size=3), st.integers(min_value=0))
 def test_a_damaged_frame_is_refused_where_another_parser_refuses_it(
     value: object, damage: bytes, place: int
@@ -504,7 +499,6 @@ def test_different_ids_have_different_keys() -> None:
     assert len({request_key(id) for id in ids}) == len(ids)
 
 
-@FUZZ
 @given(JSON, st.booleans())
 def test_what_is_no_string_or_integer_has_no_key(value: object, ensure_ascii: bool) -> None:
     """PROTOCOL.md §1, request id."""
@@ -590,7 +584,6 @@ def test_what_has_no_json_text_is_an_error_wherever_it_stands(value: object) -> 
         encode_error(b"1", errors.Forbidden(scope=cast("str", [value])))
 
 
-@FUZZ
 @given(JSON)
 def test_any_json_value_survives_as_a_result(value: object) -> None:
     """JSON-RPC 2.0, section 5: a result is any JSON value."""
@@ -699,7 +692,6 @@ def test_the_name_of_an_unknown_parameter_stays_in_the_path_and_is_bounded(name:
     assert len(place["path"]) <= 256
 
 
-@FUZZ
 @given(JSON)
 @example({"session_id": "\ud800"})
 def test_any_params_are_typed_or_refused(value: object) -> None:

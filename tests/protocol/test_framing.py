@@ -3,13 +3,11 @@
 import json
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from recapd.protocol.errors import FrameTooLarge, RpcError
 from recapd.protocol.framing import BadHeader, Framer, Framing
-
-FUZZ = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine
 
 FRAMINGS: list[Framing] = ["lines", "content-length"]
 
@@ -68,7 +66,6 @@ def test_a_frame_is_delivered_with_its_last_byte(framing: Framing) -> None:
     assert framer.receive(stream[-1:]) == [b'"a"']
 
 
-@FUZZ
 @given(
     st.lists(st.text().map(lambda text: json.dumps(text, ensure_ascii=False).encode())),
     st.sampled_from(FRAMINGS),
@@ -81,7 +78,6 @@ def test_any_frames_survive_any_cuts(
     assert received(cut(stream_of(frames, framing), places)) == (frames, None)
 
 
-@FUZZ
 @given(
     st.one_of(
         st.binary(),
