@@ -535,7 +535,11 @@ async def test_nothing_in_it_ends_the_reminder_or_passes_for_a_heading(attack: s
 
 
 Json = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
     lambda inner: (
         st.lists(inner, max_size=4)
         | st.dictionaries(
