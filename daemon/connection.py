@@ -214,12 +214,13 @@ class Connection(Reply):
             if not data:
                 return
             had_begun = framer.pending
+            self.service.stalls.heed()
             self._flush_is_due = True  # all answers that need no waiting go out together
             frames = framer.receive(data)
             for count, frame in enumerate(frames, start=1):
                 await self._take(frame)
                 while (
-                    self._overloaded and self._at_work > self._settings.in_flight_max // 2
+                    self._overloaded and self.at_work > self._settings.in_flight_max // 2
                 ) or self._output_bytes > _OUTPUT_HIGH_BYTES:
                     await self._pause()
                 self._overloaded = False
@@ -232,7 +233,8 @@ class Connection(Reply):
                 deadline_s = anyio.current_time() + self._settings.frame_timeout_s
 
     @property
-    def _at_work(self) -> int:
+    def at_work(self) -> int:
+        """How many requests are under way and do not only wait."""
         return len(self._in_flight) - self.waiting
 
     async def _pause(self) -> None:
@@ -334,7 +336,7 @@ class Connection(Reply):
             return
         batch = _Batch(self, sum(one.id is not None for one in message))
         for one in message:
-            while self._at_work >= self._settings.in_flight_max:
+            while self.at_work >= self._settings.in_flight_max:
                 await self._pause()  # a batch may be longer than what may be in flight
             await self._one(one, batch)
 
@@ -361,7 +363,7 @@ class Connection(Reply):
             raise DuplicateRequestId
         if self.service.draining:
             raise ShuttingDown
-        if self._at_work >= self._settings.in_flight_max:
+        if self.at_work >= self._settings.in_flight_max:
             self._overloaded = True
             raise Overloaded(retry_after_ms=_RETRY_AFTER_MS)
         if self.waiting >= _WAITING_MAX:

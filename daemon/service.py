@@ -28,6 +28,7 @@ from recapd.daemon.handlers import (
 )
 from recapd.daemon.past import Past
 from recapd.daemon.signal import Signal
+from recapd.daemon.stalls import StallWatch
 from recapd.daemon.subscriptions import Subscriptions
 from recapd.protocol.messages import Limits
 from recapd.storage.store import Store
@@ -122,6 +123,7 @@ class Service:
         self.automatic = Automatic(
             self.compactions, settings, now_ms=now_ms, elapsed_ms=elapsed_ms, new_id=new_id
         )
+        self.stalls = StallWatch(self._busy)
         self.dispatcher = Dispatcher(_HANDLERS)
         self.stopping = stopping
         self.draining = False
@@ -136,6 +138,9 @@ class Service:
             settings.items_per_append_max,
             settings.item_bytes_max,
         )
+
+    def _busy(self) -> bool:
+        return len(self.compactions) > 0 or any(one.at_work for one in self.connections)
 
     def _shut_out(self) -> None:
         for connection in self.connections:

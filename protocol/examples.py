@@ -186,6 +186,7 @@ EXAMPLES: Final[dict[str, tuple[m.Params, msgspec.Struct]]] = {
             database=m.DatabaseHealth(writable=True, bytes=1_048_576, log_bytes=32_992),
             disk=m.DiskHealth(free_bytes=104_857_600),
             queues=m.QueueHealth(waiting_changes=0, running_compactions=0),
+            event_loop=m.EventLoopHealth(longest_stall_ms=1.5),
             warnings=(
                 m.HealthWarning("disk_almost_full", "Free space on the disk that holds the store."),
             ),

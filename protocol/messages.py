@@ -558,6 +558,12 @@ class QueueHealth(msgspec.Struct, frozen=True):
     running_compactions: int
 
 
+class EventLoopHealth(msgspec.Struct, frozen=True):
+    """The longest time since the start for which nobody was served, in milliseconds."""
+
+    longest_stall_ms: float
+
+
 class HealthResult(msgspec.Struct, frozen=True):
     """`ok`: there are no warnings."""
 
@@ -565,6 +571,7 @@ class HealthResult(msgspec.Struct, frozen=True):
     database: DatabaseHealth
     disk: DiskHealth
     queues: QueueHealth
+    event_loop: EventLoopHealth
     warnings: tuple[HealthWarning, ...]
 
 

@@ -384,7 +384,9 @@ async def measured(folder: Path, minutes: float, operations: int | None) -> dict
             rows = await soak(run, 7)
             after = await _at_rest(daemon, client)
             run.check(after["descriptors"] <= before["descriptors"], "descriptors were left open")
-            run.check(after["threads"] <= before["threads"], "threads were left")
+            # anyio ends an idle thread only when another is asked for
+            threads_max = before["threads"] + ALLOWED["threads"]
+            run.check(after["threads"] <= threads_max, "threads were left")
             listed = await client.request("session.list")
             run.check(listed.sessions == [], "sessions were left")
     quarters = [rows[len(rows) * n // 4 : len(rows) * (n + 1) // 4] for n in range(4)]

@@ -14,10 +14,11 @@ def test_everything_at_once_leaves_nothing_behind(project_root: Path) -> None:
         text=True,
         check=False,
     )
-    assert (run.returncode, run.stderr) == (0, "")
+    assert run.stderr == ""
     report = json.loads(run.stdout)["soak"]
     counts = report["counts"]
     assert report["faults"] == {}
+    assert run.returncode == 0, report["figures"]
     for kind in ("append", "compact", "chat", "restore", "rewind", "fork", "export", "get"):
         assert counts[kind] > 0, kind
     assert counts["operations"] >= 300

@@ -51,5 +51,6 @@ def _lines(info: InfoResult, health: HealthResult) -> list[tuple[str, str]]:
             "under way",
             f"{queues.waiting_changes} changes, {queues.running_compactions} compactions",
         ),
+        ("longest stall", f"{health.event_loop.longest_stall_ms:.0f} ms"),
         *[("warning", f"{one.reason}: {one.hint}") for one in health.warnings],
     ]

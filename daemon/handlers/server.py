@@ -95,6 +95,7 @@ async def health(call: Call, params: m.Params) -> m.HealthResult:
         m.DatabaseHealth(store.writable, store.database_bytes, store.log_bytes),
         m.DiskHealth(store.disk_free_bytes),
         m.QueueHealth(store.waiting_changes, len(call.service.compactions)),
+        m.EventLoopHealth(call.service.stalls.longest_ms),
         tuple(warnings),
     )
 

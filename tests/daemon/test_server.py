@@ -144,6 +144,7 @@ async def test_health_tells_how_database_disk_and_queues_are(peer: Peer) -> None
         },
         "disk": {"free_bytes": health["disk"]["free_bytes"]},
         "queues": {"waiting_changes": 0, "running_compactions": 0},
+        "event_loop": {"longest_stall_ms": health["event_loop"]["longest_stall_ms"]},
         "warnings": [],
     }
     assert health["database"]["bytes"] > 0

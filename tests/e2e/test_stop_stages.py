@@ -156,9 +156,9 @@ async def test_a_signal_while_it_commits(spawn: Spawn, folder: Path, signals: in
         with anyio.fail_after(WAIT_S):
             async with connect(daemon.socket, wait_s=WAIT_S, reconnect=False) as client:
                 acknowledged = False
-                with suppress(ConnectionLost, NotConnected):
-                    async with anyio.create_task_group() as tasks:
-                        tasks.start_soon(_stop_when_reached, daemon, signals)
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(_stop_when_reached, daemon, signals)
+                    with suppress(ConnectionLost, NotConnected):
                         params = m.CreateParams(session_id="a", items=[])
                         await client.request("session.create", params)
                         acknowledged = True
