@@ -166,9 +166,7 @@ class Worker:
                 archives = [*self._random.sample(archives[:-1], SAMPLE - 1), archives[-1]]
             for revision in archives:
                 assert await lines(client, name, revision) == kept.archives[revision]
-            params = m.EventsParams(session_id=name, since=0, limit=100_000)
-            events = (await client.request("session.events", params)).events
-            told = [told_by(msgspec.json.decode(event)) for event in events]
+            told = await log(client, name)
             assert told[-1:] == self.model.log(name)[-1:]
             if name == self.name:
                 assert told == self.model.told[name]
@@ -178,6 +176,17 @@ def told_by(event: dict[str, Any]) -> Told:
     assert event["prev_seq"] == event["seq"] - 1
     place = event["seq"], event["method"], event["revision"], event["generation"]
     return Told(*place, event.get("operation_id"))
+
+
+async def log(client: Client, session_id: str) -> list[Told]:
+    told: list[Told] = []
+    page = [b""]
+    while page:
+        since = told[-1].seq if told else 0
+        params = m.EventsParams(session_id=session_id, since=since, limit=100_000)
+        page = [bytes(event) for event in (await client.request("session.events", params)).events]
+        told += [told_by(msgspec.json.decode(event)) for event in page]
+    return told
 
 
 async def lines(client: Client, session_id: str, revision: int | None = None) -> list[Line]:
